@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -161,6 +162,8 @@ def main(module: str, control: str) -> None:
     """Import, fork, and in the child run what was asked for until the interpreter ends as always."""
     for name in IMPORTS.get(module, (module,)):
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a child would copy and look through all of it when it ends: 0.2 s of CPU
     ends_with_server = dies_with_us()
     request = serve(socket.socket(fileno=int(control)))
     ends_with_server()

@@ -125,6 +125,11 @@ class ScenarioRun:
                     order["do"] = "fail once"
                 together.start_soon(lambda key=key, order=order: self.publish(key, **order))
 
+    async def backlog(self, count: int, *, seconds: float) -> None:
+        """A burst of which much still waits when the fault comes. A third of it in the short form, whose phases have
+        no least duration."""
+        await self.burst(count if self.seconds else count // 3, seconds=seconds)
+
     # -- waiting --------------------------------------------------------------------------------------------------
 
     async def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
