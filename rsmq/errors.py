@@ -36,10 +36,12 @@ class BrokerUnavailable(BrokerError):
     """The server is unreachable or not ready (restart, failover, loading). The only error that is retried.
 
     `is_elsewhere`: the one that has answered may not be the right one any more, so what is repeated needs a new
-    connection: after a managed failover the name leads to another server, and the old one closes nothing.
+    connection: after a managed failover the name leads to another server, and the old one closes nothing. `is_broken`:
+    the connection was closed while an answer was awaited; a smaller answer may come (`PageLimit`).
     """
 
     is_elsewhere = False
+    is_broken = False
 
 
 class NotPermitted(BrokerError, ConfigError):

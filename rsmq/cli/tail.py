@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import anyio
@@ -13,11 +13,12 @@ from rsmq.cli.connection import CommandConnection, asked, connected
 from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, print_json, print_line
 from rsmq.cli.parameters import Json, TopicName, Url, example
-from rsmq.errors import Malformed
+from rsmq.errors import BrokerUnavailable, Malformed
 from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, printable, shown
+from rsmq.redis.streams import read_entries
 from rsmq.redis.topics import Topic
 
 LONGEST = 1000
@@ -77,9 +78,7 @@ class TailReader:
 
     async def newest(self, most: int) -> list[Entry]:
         """The last entries, oldest first."""
-        entries = await self._read(
-            [("XREVRANGE", name, "+", "-", "COUNT", max(1, most)) for name in self._streams.values()]
-        )
+        entries = await self._read("XREVRANGE", dict.fromkeys(self._streams, ("+", "-")), max(1, most))
         for partition, entry_id, _ in reversed(entries):
             self.seen[partition] = max(self.seen[partition], entry_id, key=parse_stream_id)
         return entries[len(entries) - most :] if most < len(entries) else entries
@@ -88,41 +87,37 @@ class TailReader:
         """The first entries that were not delivered to a group."""
         for each in (await self._connection.group(self._topic, group)).shares:
             self.seen[each.partition] = each.last_delivered_id.encode()
-        entries = await self._read(self._following(max(1, most)))
+        entries = await self._read("XRANGE", self._following(), max(1, most))
         return self._advance(entries[:most])
 
     async def wait(self) -> list[Entry]:
         """New entries as soon as there are some; may be empty."""
         if self._client.is_cluster:  # one read cannot name streams of different slots
             await anyio.sleep(POLL_SECONDS)
-            return self._advance(await self._read(self._following(PAGE)))
-        command = (
-            "XREAD",
-            "COUNT",
-            PAGE,
-            "BLOCK",
-            self._block_ms,
-            "STREAMS",
-            *self._streams.values(),
-            *self.seen.values(),
-        )
-        reply = await self._client.execute_command(*command)
+            return self._advance(await self._read("XRANGE", self._following(), PAGE))
+        limit = self._client.page_limit
+        names, after = self._streams.values(), self.seen.values()
+        command = ("XREAD", "COUNT", limit.of(PAGE), "BLOCK", self._block_ms, "STREAMS", *names, *after)
+        try:
+            with limit.asking():
+                reply = await self._client.execute_command(*command)
+        except BrokerUnavailable as error:
+            if not error.is_broken:
+                raise
+            return []
         partitions = {name.encode(): number for number, name in self._streams.items()}
         found = [(partitions[name], entry_id, fields) for name, rows in reply or () for entry_id, fields in rows]
         return self._advance(sorted(found, key=lambda entry: parse_stream_id(entry[1])))
 
-    def _following(self, most: int) -> list[tuple[Any, ...]]:
-        """Commands that read what comes after `seen`, one for each partition."""
-        return [
-            ("XRANGE", self._streams[number], b"(" + last, "+", "COUNT", most) for number, last in self.seen.items()
-        ]
+    def _following(self) -> dict[int, tuple[bytes, str]]:
+        """The range of what comes after `seen`, for each partition."""
+        return {number: (b"(" + last, "+") for number, last in self.seen.items()}
 
-    async def _read(self, commands: list[tuple[Any, ...]]) -> list[Entry]:
+    async def _read(self, command: str, ranges: Mapping[int, tuple[str | bytes, str]], count: int) -> list[Entry]:
         entries: list[Entry] = []
-        for partition, reply in zip(self._streams, await self._client.pipelined(commands), strict=True):
-            if isinstance(reply, Exception):
-                raise reply
-            entries += [(partition, entry_id, fields) for entry_id, fields in reply]
+        for partition, each in ranges.items():
+            found = await read_entries(self._client, command, self._streams[partition], *each, count)
+            entries += [(partition, entry_id, fields) for entry_id, fields in found]
         return sorted(entries, key=lambda entry: parse_stream_id(entry[1]))
 
     def _advance(self, entries: list[Entry]) -> list[Entry]:

@@ -16,7 +16,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.client.connector import Client
-from rsmq.redis.streams import ask_all, groups_of
+from rsmq.redis.streams import ask_all, groups_of, read_entries
 from rsmq.redis.topics import Topic
 
 FindState = Literal["stored", "delayed", "undelivered", "in_flight", "parked", "dead"]
@@ -173,7 +173,7 @@ class Search:
 
     async def _entries(self, stream: str, start: str, end_ms: int) -> AsyncIterator[list[Row]]:
         while True:
-            rows = await self._client.execute_command("XRANGE", stream, start, f"({end_ms}-0", "COUNT", PAGE)
+            rows = await read_entries(self._client, "XRANGE", stream, start, f"({end_ms}-0", PAGE)
             yield [row_of(*row) for row in rows]
             if len(rows) < PAGE:
                 return

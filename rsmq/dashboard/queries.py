@@ -31,7 +31,7 @@ from rsmq.model.stream_id import parse_stream_id
 from rsmq.persistence import Device, Devices, Letter
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
 from rsmq.redis.client.connector import Client
-from rsmq.redis.streams import ask_all, group_names
+from rsmq.redis.streams import ask_all, group_names, read_entries
 from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.dashboard")
@@ -240,7 +240,7 @@ class Queries:
         stream, entries, before, scanned = self.keys.stream(topic, partition), list[BrowsedMessage](), wanted.before, 0
         while scanned < most and len(entries) <= MOST_MESSAGES:
             end, count = before if before == "+" else f"({before}", min(SCANNED, most - scanned)
-            rows = await self.client.execute_command("XREVRANGE", stream, end, "-", "COUNT", count)
+            rows = await read_entries(self.client, "XREVRANGE", stream, end, "-", count)
             read = (read_entry(MessageOrigin(topic, partition, ""), *row) for row in rows)
             entries += [each for each in read if wanted.matches(each)]
             scanned += len(rows)

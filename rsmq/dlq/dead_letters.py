@@ -20,7 +20,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, REPLAY_DEAD_LETTER
-from rsmq.redis.streams import Partitioned, ask_all, trim
+from rsmq.redis.streams import Partitioned, ask_all, read_entries, trim
 
 log = logging.getLogger("rsmq.dlq")
 
@@ -144,7 +144,7 @@ class DeadLetters:
     async def _read_partition(self, topic: str, partition: int, group: str, last: str) -> AsyncIterator[DeadLetter]:
         key, start = self._keys.dlq(topic, partition, group), b"-"
         while True:
-            page = deque(await self._client.execute_command("XRANGE", key, start, last, "COUNT", PAGE))
+            page = deque(await read_entries(self._client, "XRANGE", key, start, last, PAGE))
             is_last = len(page) < PAGE
             while page:
                 stream_id, fields = page.popleft()

@@ -202,7 +202,7 @@ class Session:
         """Read the next letters. The only way for a letter from its inbox to the device."""
         cursor = self._cursor
         heard, before = cursor.rings, cursor.blocked
-        reply = await self._call(scripts.PAGE_LETTERS, cursor.at, cursor.page_size, PAGE_BYTES, self._ttl_ms)
+        reply = await self._read_page()
         if reply[0] != scripts.OK:
             self._end(self.refused(reply[0]))
             return
@@ -215,6 +215,18 @@ class Session:
                 "device %r: letter %d waits for its packet id %d, which is unacknowledged since letter %d",
                 self.device, blocked.seq, blocked.packet_id, cursor.out[blocked.packet_id],
             )  # fmt: skip
+
+    async def _read_page(self) -> Any:
+        """The answer of `page_letters`, with a smaller page after each one that has broken the connection."""
+        cursor, limit = self._cursor, self._batcher.page_limit
+        while True:
+            size = limit.of(PAGE_BYTES)
+            args = (self.epoch, cursor.at, cursor.page_size, size, self._ttl_ms)
+            try:
+                return await self._batcher.submit_page(scripts.PAGE_LETTERS, self._keys, args)
+            except BrokerUnavailable as error:
+                if not error.is_broken or size == 1:
+                    raise
 
     def refused(self, word: bytes) -> OwnershipError:
         """The error for the word with which a script refuses this session."""

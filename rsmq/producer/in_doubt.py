@@ -55,13 +55,15 @@ async def search(connection: RawConnection, stream: str, write: InDoubt, ids: Se
     before = last = write.since
     stored = 0
     while stored < len(ids):
-        page = await ask(connection, "XRANGE", stream, b"(" + last, "+", "COUNT", PAGE)
+        most = connection.node.page_limit.of(PAGE)  # a write that is in doubt is looked for again, if this breaks
+        with connection.node.page_limit.asking():
+            page = await ask(connection, "XRANGE", stream, b"(" + last, "+", "COUNT", most)
         for last, fields in page:
             message_id = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id")
             stored = max(stored, positions.get(message_id or b"", 0))
             if not stored:
                 before = last
-        if len(page) < PAGE:
+        if len(page) < most:
             break
     return stored, before
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
-from rsmq.errors import BrokerError, ConfigError
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import STREAM_ID
@@ -18,6 +18,8 @@ LATEST: Final = "latest"
 NOTHING: Final = b"0-0"
 """Lower than the id of any entry."""
 
+Id = str | bytes
+"""A stream id, or a bound of a range: `(id`, `-`, `+`."""
 MOST_SEQUENCE: Final = 2**64 - 1
 TRIM_ATTEMPTS: Final = 5
 MISSING: Final = ("no such key", "nogroup", "requires the key to exist")
@@ -49,6 +51,28 @@ def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
         raise BrokerError(f"a reply of names and values has {len(flat)} parts")
     pairs = iter(flat)
     return {name.decode(errors="replace"): value for name, value in zip(pairs, pairs, strict=True)}
+
+
+async def read_entries(client: Client, command: str, stream: str, start: Id, end: Id, count: int) -> list[Any]:
+    """The first `count` entries of an XRANGE or XREVRANGE from `start` to `end`.
+
+    Several reads, where a server or proxy closes connections with large answers.
+    """
+    entries = list[Any]()
+    while len(entries) < count:
+        most = min(client.page_limit.of(count), count - len(entries))
+        try:
+            with client.page_limit.asking():
+                page = await client.execute_command(command, stream, start, end, "COUNT", most)
+        except BrokerUnavailable as error:
+            if error.is_broken and most > 1:
+                continue
+            raise
+        entries += page
+        if len(page) < most:
+            break
+        start = b"(" + page[-1][0]
+    return entries
 
 
 def start_id(start: str | datetime) -> str:

@@ -19,7 +19,7 @@ from rsmq.model.stream_id import parse_stream_id, sortable
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FORGET_STRAY, OK, PUBLISH_MARKED, Value
-from rsmq.redis.streams import MOST_SEQUENCE, ask_all, groups_of
+from rsmq.redis.streams import MOST_SEQUENCE, ask_all, groups_of, read_entries
 from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.strays")
@@ -108,9 +108,7 @@ class StrayMover:
     async def _move_stream(self, topic: Topic, partition: int) -> int:
         stream, moved = self._keys.stream(topic.name, partition), 0
         last, has_room = await self._first_needed(stream), True
-        while has_room and (
-            page := await self._client.execute_command("XRANGE", stream, b"(" + last, "+", "COUNT", PAGE)
-        ):
+        while has_room and (page := await read_entries(self._client, "XRANGE", stream, b"(" + last, "+", PAGE)):
             for entry_id, fields in page:
                 has_room = await self._append(topic, partition, entry_id, fields)
                 if not has_room:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 from math import inf
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from rsmq.consumer.settling.settler import AckBatch, Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.raw_entries import make_messages
-from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, SlotMoving
+from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, NotPermitted, SlotMoving
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
@@ -30,6 +31,8 @@ log = logging.getLogger("rsmq.fetch")
 
 MARGIN: Final = 3.0
 """Seconds beyond BLOCK that a reply may take before the connection counts as dead."""
+SHORT_READ: Final = timedelta(milliseconds=20)
+"""How long a read waits that names a part of the lanes: the others' messages wait for it."""
 SOON: Final = 0.02
 """Seconds before the next attempt to read a slot that is being moved."""
 FEW: Final = 16
@@ -76,6 +79,11 @@ class Fetcher:
         if context.handler.distribution == "shared":  # what was read long ago may be another member's by now
             self._longest_read, self._latest = min(self._longest_read, lease / 3), lease.total_seconds() / 2
         self.last_turn = self.last_success = awake()  # when `run` last began a cycle, and last ended one well
+        self.failing_since: float | None = None
+        """`awake` at the first failure since the last success."""
+        self.trouble = ""
+        """What has failed last."""
+        self._rests_until = 0.0
         self.connected = asyncio.Event()
 
     def _own_lanes(self) -> list[Lane]:
@@ -85,8 +93,8 @@ class Fetcher:
 
     @property
     def reader(self) -> str:
-        """What the lease records of this connection, so that the next owner can end it."""
-        return self._connection.name
+        """What the lease records of this connection, so that the next owner can end it. Empty while it may not read."""
+        return self._connection.name if self.connected.is_set() else ""
 
     @property
     def is_read_late(self) -> bool:
@@ -104,12 +112,16 @@ class Fetcher:
         try:
             while True:
                 self.last_turn = awake()
+                if self.last_turn < self._rests_until:
+                    await self._lost_connection(close=True)
+                    await asyncio.sleep(self._rests_until - self.last_turn)
                 try:
                     await self._connect()
                     self._is_cycling = True
                     await self._cycle()
                     backoff.reset()
                     self.last_success = awake()
+                    self.failing_since = None
                 except GroupMissing as error:
                     log.error("a stream or group of %s is gone, making it again from the start: %s", self._group, error)
                     await self._lost_connection(close=False)
@@ -124,12 +136,22 @@ class Fetcher:
                     (log.debug if backoff.failures else log.warning)(
                         "reading %s waits for the server: %s", self._group, error
                     )
+                    self._note_failure(error)
                     await self._lost_connection(close=True)
                     await asyncio.sleep(backoff.next())
         finally:
             self._is_cycling = False
             self._finish_cycle()
             await self._connection.close()
+
+    def _note_failure(self, error: BrokerError) -> None:
+        self.trouble = str(error)
+        if self.failing_since is None:
+            self.failing_since = awake()
+
+    def rest(self, seconds: float) -> None:
+        """Close the connection for so long, from the next cycle on: another process may need it more."""
+        self._rests_until = awake() + seconds
 
     async def _ensure_groups(self) -> None:
         """After FLUSHALL or DEL, make topic and groups again. From the start: that may repeat but cannot lose."""
@@ -151,8 +173,18 @@ class Fetcher:
                 if isinstance(reply, BrokerUnavailable):
                     raise reply
                 self._read_of = []
+            await self._refuse_without_rights()
             await self._find_undelivered()
             self.connected.set()
+
+    async def _refuse_without_rights(self) -> None:
+        """Raise if this connection may not read: then its member must own nothing. The server compares the rights
+        before the time-out, for which it refuses this read, so it delivers nothing."""
+        stream = self._key or self._context.keys.stream(self._context.topic.name, 0)
+        read = ("XREADGROUP", "GROUP", self._group, self._member, "BLOCK", -1, "STREAMS", stream, ">")
+        (reply,) = await self._connection.exchange([pack(read)])
+        if isinstance(reply, NotPermitted | BrokerUnavailable) or "nknown command" in str(reply):
+            raise reply
 
     async def _find_undelivered(self) -> None:
         """Find messages in flight that this server has not delivered, because it has lost writes (failover, crash).
@@ -261,19 +293,28 @@ class Fetcher:
     def _aim(self, room: int) -> int:
         """How many messages to read: half the room at most, so that one half is handled while the other is fetched."""
         prefetch, prefetch_bytes = self._settings.prefetch, self._settings.prefetch_bytes
-        return min(room, max(1, prefetch // 2), max(1, int(prefetch_bytes / 2 / self._mean_size)))
+        most = min(room, max(1, prefetch // 2), max(1, int(prefetch_bytes / 2 / self._mean_size)))
+        return self._client.page_limit.of(most)
 
     def _in_turn(self, lanes: list[Lane], aim: int) -> list[Lane]:
         """All of them. While some are full: in turn these, so many that their portions fill a read, and the others."""
         full, most = [lane for lane in lanes if lane.partition in self._full], max(1, aim // PORTION)
         self._full = {lane.partition for lane in full}
         if not full or len(lanes) <= most:
-            return lanes
+            return self._few(lanes, aim)
         turns = [full[at : at + most] for at in range(0, len(full), most)]
         if len(full) < len(lanes):
             turns.append([lane for lane in lanes if lane.partition not in self._full])
         self._turn += 1
-        return turns[self._turn % len(turns)]
+        return self._few(turns[self._turn % len(turns)], aim)
+
+    def _few(self, lanes: list[Lane], aim: int) -> list[Lane]:
+        """All of them, or in turn as many as a page may have entries, where large pages break."""
+        if len(lanes) <= aim or self._client.page_limit.part == 1:
+            return lanes
+        self._turn += 1
+        first = self._turn * aim % len(lanes)
+        return [*lanes[first:], *lanes[:first]][:aim]
 
     async def _read(self, lanes: list[Lane], aim: int, *, is_ahead: bool = False) -> None:
         lanes = self._in_turn(lanes, aim)
@@ -283,11 +324,12 @@ class Fetcher:
         commands += (self._read_command(lanes, share), self._reclaimer.cancellations.question(lanes))
         self._read_by, self._read_of, self._blocked, began = self._connection.name, lanes, True, monotonic()
         try:
-            await self._connection.send(commands)
-            await self._runner.wake()  # handle the batch in flight while the server prepares the next
-            await self._confirm(batches)
-            patience = self._longest_read.total_seconds() + MARGIN
-            reply, marks = await self._connection.receive(2, patience)
+            with self._client.page_limit.asking():
+                await self._connection.send(commands)
+                await self._runner.wake()  # handle the batch in flight while the server prepares the next
+                await self._confirm(batches)
+                patience = self._longest_read.total_seconds() + MARGIN
+                reply, marks = await self._connection.receive(2, patience)
             self._read_of = []
         except BaseException:
             self._settler.put_back(batches)
@@ -315,7 +357,8 @@ class Fetcher:
     def _read_command(self, lanes: list[Lane], share: int) -> bytes:
         # something is ready: read without waiting, so that the next read settles what is handled meanwhile
         is_ready = self._full or self._is_recovering() or self._changed.is_set()
-        block = 0 if is_ready else to_ms(self._longest_read)
+        is_part = self._client.page_limit.part < 1 and len(lanes) < len(self._own_lanes())
+        block = 0 if is_ready else to_ms(SHORT_READ if is_part else self._longest_read)
         wait = ("BLOCK", block) if block else ()
         streams = [lane.stream for lane in lanes]
         return pack(

@@ -40,6 +40,7 @@ class ReadAhead:
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler, fetchers: Fetchers) -> None:
         self._settings = context.settings
+        self._page_limit = context.client.page_limit
         self._member = context.member
         self._stats = context.stats
         self._topic = context.topic
@@ -104,12 +105,14 @@ class ReadAhead:
         pairs = [(each, int(flows.is_first(each))) for ids in page.by_key.values() for each in ids]
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key, lane.cancels_key, lane.cancelled_key)
         trims = int(self._topic.max_length > 0 and self._topic.on_full == "trim")
-        args = (self._member, lane.epoch, lane.group, flows.number(), int(self._settings.prefetch_bytes) // 4, trims)
+        budget = self._page_limit.of(int(self._settings.prefetch_bytes) // 4)
+        args = (self._member, lane.epoch, lane.group, flows.number(), budget, trims)
         about = (self._settings.dlq_length, *lost_body(lane.group, self._member))
         with lane.recovery.claiming():
-            reply = await self._settler.ask(
-                READ_AGAIN, keys, (*args, *about, *[part for pair in pairs for part in pair])
-            )
+            with self._page_limit.asking():
+                reply = await self._settler.ask(
+                    READ_AGAIN, keys, (*args, *about, *[part for pair in pairs for part in pair])
+                )
             if reply[0] != OK:
                 if reply[0] == STALE_EPOCH:
                     lane.lease.lose()

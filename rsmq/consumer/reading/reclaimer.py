@@ -159,7 +159,8 @@ class Reclaimer:
 
     def _bounds(self, room: int, most: int = 0) -> tuple[int, int]:
         """How many messages a page may have, by default as the setting says, and how many bytes."""
-        return min(most or self._settings.recovery_batch, room), int(self._settings.prefetch_bytes) // 4
+        part = self._client.page_limit.of
+        return min(part(most or self._settings.recovery_batch), room), part(int(self._settings.prefetch_bytes) // 4)
 
     def _lost_body(self, lane: Lane) -> tuple[str | int, ...]:
         """How many dead letters are kept, and what is in that of a deleted entry."""
@@ -171,7 +172,8 @@ class Reclaimer:
         # as of now: what is settled before the reply must not start again
         in_flight, far = frozenset(lane.in_flight), lane.flows.known(lane.recovery.number)
         with lane.recovery.claiming():
-            reply: list[Any] = await script(self._client, keys, args)
+            with self._client.page_limit.asking():
+                reply: list[Any] = await script(self._client, keys, args)
             if reply[0] == OK:
                 self._settler.report_lost(lane, reply[2])
         if reply[0] == OK:
@@ -181,13 +183,14 @@ class Reclaimer:
 
     async def unpark(self, lane: Lane, room: int) -> None:
         """Without key order: deliver parked messages that are due, and note when the next one is."""
-        limit = min(self._settings.recovery_batch, room)
+        limit = min(self._client.page_limit.of(self._settings.recovery_batch), room)
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
         args = (self._member, lane.epoch, lane.group, limit, *self._lost_body(lane))
         lane.recovery.ask_for_retries()
         with lane.recovery.claiming():
             try:
-                reply = await self._settler.ask(UNPARK_MESSAGES, keys, args)
+                with self._client.page_limit.asking():
+                    reply = await self._settler.ask(UNPARK_MESSAGES, keys, args)
             except BrokerError:
                 lane.recovery.retries_unanswered()
                 raise

@@ -19,7 +19,7 @@ from rsmq.model.packing import pack_fields
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import OUT_FIELDS
 from rsmq.redis.scripts import OK, RELAY_OUTPUTS, Value
-from rsmq.redis.streams import trim
+from rsmq.redis.streams import read_entries, trim
 from rsmq.redis.topics import Topics
 
 log = logging.getLogger("rsmq.relay")
@@ -121,10 +121,7 @@ class OutputRelay:
     async def relay(self, lane: Lane) -> bool | None:
         """Move one page. None: nothing waits; False: nothing could be moved."""
         out = self._out(lane)
-        page = [
-            WaitingOutput.read(*each)
-            for each in await self._client.execute_command("XRANGE", out, "-", "+", "COUNT", PAGE)
-        ]
+        page = [WaitingOutput.read(*each) for each in await read_entries(self._client, "XRANGE", out, "-", "+", PAGE)]
         if not page:
             return None
         by_target: dict[tuple[str, int], list[WaitingOutput]] = {}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rsmq.errors import OwnershipError, SessionLost, SessionTaken
+from rsmq.errors import BrokerUnavailable, OwnershipError, SessionLost, SessionTaken
 from rsmq.gateway.fleet.history import Delivered, LetterHistory
 from rsmq.gateway.fleet.scripts import BEGIN_MQTT_SESSION
 from rsmq.persistence.ack_queue import AckQueue
@@ -173,11 +173,16 @@ class InboxReader:
             return
         self._is_paging = True
         rings, rewinds = cursor.rings, self._rewinds
-        args = (cursor.at, cursor.page_size, self._page_bytes, self.life_ms)
-        page = self.call(scripts.PAGE_LETTERS, *args)
-        page.add_done_callback(lambda done: self._paged(done, rings, rewinds))
+        size = self._inboxes.batcher.page_limit.of(self._page_bytes)
+        args = (self.epoch, cursor.at, cursor.page_size, size, self.life_ms)
+        page = self._inboxes.batcher.submit_page(scripts.PAGE_LETTERS, self._keys, args)
+        page.add_done_callback(lambda done: self._paged(done, rings, rewinds, size))
 
-    def _paged(self, page: asyncio.Future[Any], rings: int, rewinds: int) -> None:
+    def _paged(self, page: asyncio.Future[Any], rings: int, rewinds: int, size: int) -> None:
+        if not self._is_ended and is_too_large(page) and size > 1:
+            self._is_paging = False
+            self.turn(is_rung=True)  # a smaller one
+            return
         if not self._is_ended and rewinds == self._rewinds:
             self._read_page(page, rings)
         self._is_paging = False  # not before: a letter that is acknowledged at once asks for the next page
@@ -299,3 +304,9 @@ class InboxReader:
 
     def __repr__(self) -> str:
         return f"<InboxReader {self.client!r} out={len(self.out)}{' ended' if self._is_ended else ''}>"
+
+
+def is_too_large(page: asyncio.Future[Any]) -> bool:
+    """Whether the connection broke at this answer: the server or a proxy may allow only smaller ones."""
+    error = None if page.cancelled() else page.exception()
+    return isinstance(error, BrokerUnavailable) and error.is_broken

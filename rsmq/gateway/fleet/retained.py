@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
+from rsmq.errors import BrokerUnavailable
 from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.fleet.scripts import FIND_RETAINED, RETAIN_MESSAGE
 from rsmq.gateway.protocol.topic_filter import matches
@@ -72,13 +73,26 @@ class Retained:
             while most > 0:
                 page = await self._client.execute_command("ZRANGEBYLEX", names, low, high, "LIMIT", 0, PAGE)
                 wanted = [name for name in page if matches(pattern, name.decode())][:most]
-                for found in await self._client.execute_command("HMGET", messages, *wanted) if wanted else ():
+                for found in await self._values(messages, wanted):
                     if found is not None and (envelope := envelope_of(found)):
                         most -= 1
                         yield envelope
                 if len(page) < PAGE:
                     break
                 low = b"(" + page[-1]
+
+    async def _values(self, messages: str, names: list[bytes]) -> list[Any]:
+        """The values of these fields, in several answers where a large one breaks."""
+        values, limit = list[Any](), self._client.page_limit
+        while len(values) < len(names):
+            some = names[len(values) :][: limit.of(PAGE)]
+            try:
+                with limit.asking():
+                    values += await self._client.execute_command("HMGET", messages, *some)
+            except BrokerUnavailable as error:
+                if not error.is_broken or len(some) == 1:
+                    raise
+        return values
 
     async def purge(self, pattern: str) -> int:
         """Remove the messages that a filter matches, a page at a time. Returns how many."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from rsmq.errors import Malformed
+from rsmq.errors import BrokerUnavailable, Malformed
 from rsmq.gateway.fleet.message import identifiers_of
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.protocol.packet import PUBLISH, Subscription
@@ -60,13 +60,20 @@ class Shares:
         inbox, session, _, _ = self._keys.device(client)
         await self._registry.catch_up()
         sent = int(await self._client.execute_command("HGET", session, "sent") or 0)
-        after, number = b"-inf", 0
+        after, number, limit = b"-inf", 0, self._client.page_limit
         while True:
-            command = ("ZRANGEBYSCORE", inbox, after, "+inf", "LIMIT", 0, PAGE)
+            command = ("ZRANGEBYSCORE", inbox, after, "+inf", "LIMIT", 0, limit.of(PAGE))
             refs = await self._client.execute_command(*command)
             if not refs:
                 break
-            found = await self._client.execute_command("MGET", *(self._keys.letter(client, int(ref)) for ref in refs))
+            names = [self._keys.letter(client, int(ref)) for ref in refs]
+            try:
+                with limit.asking():
+                    found = await self._client.execute_command("MGET", *names)
+            except BrokerUnavailable as error:
+                if error.is_broken and len(refs) > 1:
+                    continue
+                raise
             receipt = Receipt()
             for ref, envelope in zip(refs, found, strict=True):
                 if envelope:

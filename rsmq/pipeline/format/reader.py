@@ -170,7 +170,7 @@ def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.R
         key = connection.keys.stream(partition.topic, partition.partition)
         after, count = partition.start, min(FIRST_FETCH, options.fetch_size)
         while True:
-            entries: list[StreamEntry] = connection.ask("XRANGE", key, f"({after}", partition.end, "COUNT", count)
+            entries: list[StreamEntry] = connection.page("XRANGE", key, f"({after}", partition.end, count)
             if entries:
                 found += len(entries)
                 after = entries[-1][0].decode()

@@ -10,6 +10,7 @@ from tenacity import Retrying
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.keys import Keys
+from rsmq.model.page_limit import PageLimit
 from rsmq.pipeline.format.options import Access, embedded
 from rsmq.redis.client.client import BlockingClient, translated
 from rsmq.redis.client.connector import Connector, retry_rule
@@ -28,6 +29,7 @@ class TaskConnection:
         self.url = self.settings.url
         self.keys = Keys(access.prefix, database_of(self.url))
         self._retrying = Retrying(**retry_rule(self.settings))
+        self._page_limit = PageLimit()
 
     @cached_property
     def client(self) -> BlockingClient:
@@ -37,6 +39,16 @@ class TaskConnection:
     def ask(self, *command: Value) -> Any:
         """The raw reply to a command. It must be safe to repeat: it is retried while the server is away."""
         return self.attempt(lambda: self.client.execute_command(*command))
+
+    def page(self, command: str, stream: str, start: str, end: str, count: int) -> Any:
+        """At most `count` entries of a range; fewer, where a server or proxy closes connections with large answers.
+        None only where there is nothing."""
+
+        def read() -> Any:
+            with self._page_limit.asking(), translated(self.url):
+                return self.client.execute_command(command, stream, start, end, "COUNT", self._page_limit.of(count))
+
+        return self.attempt(read)
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Value]) -> Any:
         """Run a script that is safe to repeat."""

@@ -38,6 +38,7 @@ from rsmq.errors import (
     SlotMoved,
     SlotMoving,
 )
+from rsmq.model.page_limit import PageLimit
 from rsmq.redis.client.pool_connections import repair
 from rsmq.redis.scripts import with_source
 from rsmq.redis.wire.slots import Key
@@ -58,6 +59,15 @@ MOST_AT_ONCE = 50
 """Concurrent commands of one client. redis-py does not queue: beyond 100 connections it raises."""
 ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "LOADING", "NOREPLICAS")
 """Answers of a server that may not be the right one any more: each way to send a command leaves it."""
+LIMITS = {
+    "max number of clients": "The limit `maxclients` of the server is reached: raise it (CONFIG SET maxclients, or a "
+    "larger plan), or run fewer processes; docs/deployment.md says how many connections each of them needs",
+    "Too many open files": "This process may open no more files: raise its limit (ulimit -n, LimitNOFILE of systemd)",
+}
+"""What a connection is refused with when a limit is reached, and what to do then."""
+CLOSED = ("losed by server", "reset by peer", "Broken pipe", "bytes read on a total of")
+"""What the errors say of a connection that was closed while an answer was awaited. A time-out says nothing: a server
+that hangs answers no smaller question, either."""
 ACCEPTED: set[str] = set()
 """URLs whose credentials have been accepted. A later refusal is retried: a password may be about to change."""
 
@@ -108,11 +118,16 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return BrokerError(text)
     # what follows "No master found" is the repr of every connection
     reason = text.partition(" : <")[0].rstrip(".") or type(error).__name__
-    return BrokerUnavailable(f"no answer from the server{where}: {reason}. {advise(reason, url)}")
+    broken = BrokerUnavailable(f"no answer from the server{where}: {reason}. {advise(reason, url)}")
+    broken.is_broken = "connecting" not in reason and any(sign in reason for sign in CLOSED)
+    return broken
 
 
 def advise(reason: str, url: str) -> str:
     """Advice for a server that does not answer. One that has answered before is not suspected to be another one."""
+    for sign, advice in LIMITS.items():
+        if sign in reason:
+            return advice
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return "Let the option ssl_ca_certs of RSMQ_URL name the authority that has signed the server's certificate"
     if url and url not in ACCEPTED:
@@ -175,11 +190,14 @@ class Client(redis.asyncio.Redis):
     url: str = ""
     timeout: float = 5.0
     is_cluster: bool = False
+    page_limit: PageLimit
+    """What part of its usual size a page may have, for all that is read from this server or cluster."""
     _permits: asyncio.Semaphore
 
     def prepare(self, url: str, timeout: float) -> Self:
         """Keep replies raw: remove the callbacks with which redis-py converts them."""
         self.url, self.timeout = url, timeout
+        self.page_limit = PageLimit()
         self._permits = asyncio.Semaphore(MOST_AT_ONCE)
         self.response_callbacks.clear()
         repair(self.connection_pool)
@@ -219,7 +237,7 @@ class Client(redis.asyncio.Redis):
                         return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
             except RedisError as error:
                 if any_elsewhere([error]):
-                    await self._leave()
+                    await self.close_idle()
                 raise
 
     async def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
@@ -238,10 +256,10 @@ class Client(redis.asyncio.Redis):
                         pipe.execute_command(*command)
                     replies = await pipe.execute(raise_on_error=False)
             if any_elsewhere(replies):
-                await self._leave()
+                await self.close_idle()
         return [as_reply(reply) for reply in replies[asking :: 1 + asking]]
 
-    async def _leave(self) -> None:
+    async def close_idle(self) -> None:
         """Close the idle connections: the next command asks anew which server is the right one."""
         await self.connection_pool.disconnect(inuse_connections=False)
 

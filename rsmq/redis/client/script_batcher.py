@@ -14,6 +14,7 @@ import anyio.abc
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
+from rsmq.model.page_limit import PageLimit
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.scripts import PlainCommand, Script, Value
@@ -30,14 +31,23 @@ CLOSED: Final = "the broker was closed before the server confirmed"
 
 
 class Call(ABC):
-    """One script call. With patience it must be repeatable, for its reply may get lost."""
+    """One script call. With patience it must be repeatable, for its reply may get lost.
+
+    `is_page`: its answer may be too large for what stands between us and the server, so it is not repeated as it is.
+    """
 
     __slots__ = ("deadline", "keys", "packed")
+    is_page = False
 
     def __init__(self, script: Script | PlainCommand, keys: Sequence[str], args: Sequence[Value]) -> None:
         self.keys = keys
         self.packed = pack(script.command(keys, args))
         self.deadline = 0.0
+
+    @property
+    def key(self) -> str:
+        """It decides the node."""
+        return self.keys[0] if self.keys else ""
 
     @property
     def is_cancelled(self) -> bool:
@@ -71,6 +81,13 @@ class AwaitedCall(Call):
             self.reply.set_result(reply)
 
 
+class PageCall(AwaitedCall):
+    """A call whose answer is a page."""
+
+    __slots__ = ()
+    is_page = True
+
+
 class ScriptBatcher:
     """Each caller waits for its own reply; the calls made while one write is under way share the next one.
 
@@ -91,6 +108,8 @@ class ScriptBatcher:
         self._idle: list[asyncio.Future[None]] = []
         self._is_woken = False
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self.page_limit = PageLimit()
+        """Of all answers to one write, and of the one to a call of `submit_page`."""
         self._is_closed = False
         self._tasks: anyio.abc.TaskGroup | None = None
         self._by_node: dict[Client, ScriptBatcher] = {}
@@ -116,6 +135,13 @@ class ScriptBatcher:
         self.add(call)
         return call.reply
 
+    def submit_page(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
+        """The same for a page, whose size the caller takes from `page_limit`. If the connection breaks at this answer
+        alone, the reply is that error (`is_broken`): ask for a smaller one."""
+        call = PageCall(script, keys, args)
+        self.add(call)
+        return call.reply
+
     def add(self, call: Call) -> None:
         """Queue a call; its `done` gets the reply."""
         if self._is_closed:
@@ -124,6 +150,11 @@ class ScriptBatcher:
         call.deadline = awake() + self._patience
         self._waiting.append(call)
         self._wake()
+
+    async def disconnect(self) -> None:
+        """Close the connections. The next write opens them again, and what is on its way fails."""
+        for connection in self._connections:
+            await connection.close()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; every call that is left then gets BrokerUnavailable."""
@@ -167,11 +198,18 @@ class ScriptBatcher:
         calls = self._in_flight[connection] = self._take()
         if self._waiting:
             self._wake()
-        replies = await connection.exchange([(call.keys[0], call.packed) for call in calls])
+        part = self.page_limit.part
+        replies = await connection.exchange([(call.key, call.packed) for call in calls])
         self._in_flight[connection] = []
+        broken = next((each for each in replies if isinstance(each, BrokerUnavailable) and each.is_broken), None)
+        if broken is None:
+            self.page_limit.came()
+        elif len(calls) > 1 or calls[0].is_page:
+            self.page_limit.broke(part, broken)
         again, trouble = list[Call](), ""
         for call, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, BrokerUnavailable) and awake() < call.deadline:
+            is_lost = isinstance(reply, BrokerUnavailable) and awake() < call.deadline
+            if is_lost and not (call.is_page and len(calls) == 1 and reply.is_broken):
                 again.append(call)
                 trouble = str(reply)
             else:
@@ -186,12 +224,12 @@ class ScriptBatcher:
 
     def _take(self) -> list[Call]:
         """The oldest calls, as many as one write may hold, without those that were cancelled."""
-        if len(self._connections) == 1:
+        if len(self._connections) == 1 and self.page_limit.part == 1:
             taken, self._waiting = self._waiting, []
             return [call for call in taken if not call.is_cancelled]
-        taken, size, count = list[Call](), 0, 0
+        taken, size, count, most = list[Call](), 0, 0, self.page_limit.of(MOST_CALLS)
         for call in self._waiting:
-            if len(taken) == MOST_CALLS or size >= MOST_BYTES:
+            if len(taken) == most or size >= MOST_BYTES:
                 break
             count += 1
             if not call.is_cancelled:
