@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Final
 import anyio
 
 from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
+from rsmq.consumer.owning.participation import Participation
 from rsmq.consumer.owning.rebalancer import Rebalancer
 from rsmq.consumer.owning.shared import SharedDistribution
 from rsmq.consumer.reading.fetchers import Fetchers
@@ -27,13 +27,13 @@ from rsmq.consumer.waiting.group_rate import GroupRate
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import BothRates, ConcurrencyLimit, KeyRate, RateLimit, call_quotas
 from rsmq.consumer.waiting.queue import Queue
-from rsmq.errors import BrokerError, BrokerUnavailable
+from rsmq.errors import BrokerError
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.rate_limit import Rate
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
-from rsmq.heartbeat.membership import Membership, refuse_mixed_ordering
-from rsmq.model.clock import monotonic, to_ms
+from rsmq.heartbeat.membership import Membership
+from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.work import Work
 from rsmq.redis.scripts import Ask
@@ -73,6 +73,9 @@ class Consumer:
             slots = handler.concurrency * (handler.batch or 1)
             self.queue.read_ahead(settings.read_ahead, settings.prefetch, slots, self._read_ahead.wanted.set)
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
+        self.participation = Participation(
+            context, heartbeat, self.membership, self.fetchers, self.settler, self._vitals
+        )
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
@@ -128,26 +131,22 @@ class Consumer:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, then drain, release, leave."""
         try:
-            if not await self._join():
-                self.started.set()
-                return
             async with anyio.create_task_group() as outer:
-                await outer.start(self.membership.run)
                 await outer.start(self.settler.run)
                 await outer.start(self._runner.run)
-                outer.start_soon(self._watch_group)
-                if self._group_rate is not None:
-                    outer.start_soon(self._group_rate.run)
-                outer.start_soon(self._reclaimer.cancellations.run)
-                outer.start_soon(self._read_ahead.run)
                 async with anyio.create_task_group() as inner:
                     await inner.start(self.fetchers.run)
-                    await inner.start(self._distribution().run)
-                    await inner.start(RetryPoller(self._context, self._reclaimer, self._runner).run)
+                    if await self.participation.begin(self._stopping):
+                        await outer.start(self.membership.run)
+                        self._start_watchers(outer)
+                        await inner.start(self._distribution().run)
+                        await inner.start(RetryPoller(self._context, self._reclaimer, self._runner).run)
+                        inner.start_soon(self.participation.run)
+                        self.started.set()
+                        task_status.started()
+                        await self._stopping.wait()
+                        await self._end_fetching()
                     self.started.set()
-                    task_status.started()
-                    await self._stopping.wait()
-                    await self._end_fetching()
                     inner.cancel_scope.cancel()
                 await self._drain()
                 outer.cancel_scope.cancel()
@@ -158,33 +157,12 @@ class Consumer:
                 with anyio.move_on_after(2):
                     await self._heartbeat.leave(self.topic.name, self.handler.group)
 
-    async def _join(self) -> bool:
-        """Become a member, however long the server is away. False: stopped before that, so there is nothing to end."""
-        is_member = False
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._cancel_when_stopping, tasks.cancel_scope)
-            lease_ms = to_ms(self._settings.lease_ttl)
-            info = {"handler": self.handler.name, "concurrency": self.handler.concurrency, "lease_ttl_ms": lease_ms}
-            info["ordering"] = self.handler.ordering
-            info["gc_every"] = gc.get_threshold()[0] if gc.isenabled() else 0
-            await self._heartbeat.join(self.topic.name, self.handler.group, info, self.membership.refresh, self._vitals)
-            await self._refuse_mixed_ordering()
-            is_member = True
-            tasks.cancel_scope.cancel()
-        return is_member
-
-    async def _refuse_mixed_ordering(self) -> None:
-        """Again, now that the others see this member: one of two that start together must give way."""
-        about = (self.topic.name, self.handler.group, self.member, self.handler.ordering)
-        while True:
-            try:
-                return await refuse_mixed_ordering(self._context.client, self._context.keys, *about)
-            except BrokerUnavailable:
-                await asyncio.sleep(0.2)
-
-    async def _cancel_when_stopping(self, scope: anyio.CancelScope) -> None:
-        await self._stopping.wait()
-        scope.cancel()
+    def _start_watchers(self, tasks: anyio.abc.TaskGroup) -> None:
+        tasks.start_soon(self._watch_group)
+        if self._group_rate is not None:
+            tasks.start_soon(self._group_rate.run)
+        tasks.start_soon(self._reclaimer.cancellations.run)
+        tasks.start_soon(self._read_ahead.run)
 
     async def _watch_group(self) -> None:
         """Follow the membership: pause or resume reading, and use a quota of calls that has grown."""

@@ -75,12 +75,15 @@ class Heartbeat:
         self._throttled_log = ThrottledLog(log)
         self._renewal_wanted = threading.Event()
         self._ending = threading.Event()
+        self._is_needed = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-heartbeat-{member}", daemon=True)
         self._presence = Presence(connector, settings, keys, member, self._on_change, self.fence)
         self._loop_lag = LoopLag()
         self._is_out = False
         self.last_confirmed = monotonic()  # read by other threads
+        self.works_since: float | None = None
+        """`awake` at the first success since the last failure."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -112,6 +115,16 @@ class Heartbeat:
         """How often that has begun."""
         return self._presence.absences
 
+    def rest(self) -> None:
+        """Close the connections of both threads until the next `join`, if this member is in no group and has no lease:
+        the server has too few connections for all who want some."""
+        with self._lock:
+            is_idle = not (self._leases or self._in_flight or self._registration.memberships)
+        if is_idle:
+            self._is_needed = False
+            self._presence.rest()
+            self.renew_now()
+
     def renew_now(self) -> None:
         """Renew everything now."""
         self._renewal_wanted.set()
@@ -128,6 +141,7 @@ class Heartbeat:
     ) -> None:
         """Become a member; returns when the other members can see this one. `vitals`: see `GroupMembership`."""
         membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change, vitals)
+        self._is_needed = True
         for channel in (self._keys.presence(self.member), self._keys.changes(topic, group)):
             await asyncio.wrap_future(self._presence.listen(channel))  # first: the others count its silence
         self._registration.add(membership)
@@ -180,9 +194,15 @@ class Heartbeat:
         interval = self._settings._heartbeat_interval.total_seconds()
         while not self._ending.is_set():
             self._renewal_wanted.clear()
+            if not self._is_needed:
+                client.disconnect()
+                self._renewal_wanted.wait(interval)
+                continue
             try:
                 self._renew_all(client)
                 self.last_confirmed = monotonic()
+                if self.works_since is None:
+                    self.works_since = awake()
                 if self._is_out:
                     log.info("the heartbeat of %s works again", self.member)
                 self._is_out = False
@@ -190,6 +210,7 @@ class Heartbeat:
             except (RedisError, OSError) as error:
                 (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
                 self._is_out = True
+                self.works_since = None
                 client.disconnect()  # it may lead to a server that is no longer the master
                 self._ending.wait(min(interval / RETRIES_PER_INTERVAL, LONGEST_PAUSE))
             except Exception:

@@ -100,6 +100,8 @@ class Membership:
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
         self.paused = False
+        self.is_member = True
+        """Whether this member takes part. If not, `live` has it all the same, but it owns nothing."""
         self.clock = clock or ServerClock()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -136,6 +138,11 @@ class Membership:
     def _watched(self) -> list[str]:
         """The members whose presence is checked."""
         return [member for member in self._members if member != self._member] if self._watches_presence else []
+
+    def take_part(self, *, is_member: bool) -> None:
+        """This member has joined the group again, or leaves it."""
+        self.is_member = is_member
+        self.wake()
 
     def wake(self) -> None:
         """Count a change and end every `wait`."""

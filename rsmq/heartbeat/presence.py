@@ -30,6 +30,8 @@ REPLY_TIMEOUT: Final = 0.2
 POLL_INTERVAL: Final = 0.2
 """Seconds between two checks where the connection does not show its socket (redis-py's private name has changed)."""
 PING_INTERVAL: Final = 1.0
+RESTING: Final = 0.05
+"""Seconds between two looks whether the connection is needed again."""
 SEEN_AFTER: Final = 1.5
 """Graces for which a subscription must have lasted, so that each member has seen it: after a gap of a grace between two
 looks a member counts from the start. The rest is for slow replies."""
@@ -106,6 +108,7 @@ class Presence:
         self._lock = threading.Lock()
         self._wanted: dict[str, Future[None]] = {keys.presence(member): Future()}
         self._subscribed: set[str] = set()
+        self._is_needed = True
         self._resubscribe_wanted = threading.Event()
         self._absence_timer: threading.Timer | None = None
         self.is_absent = False
@@ -135,8 +138,16 @@ class Presence:
         """Subscribe to another channel; the future is done when the server has confirmed it."""
         with self._lock:
             future = self._wanted.setdefault(channel, Future())
+            self._is_needed = True
         self._wake()
         return future
+
+    def rest(self) -> None:
+        """Close the connection until the next `listen`, of a member that is in no group."""
+        with self._lock:
+            self._wanted = {self._keys.presence(self._member): Future()}
+            self._is_needed = False
+        self._wake()
 
     def renew(self) -> None:
         """Subscribe again: the server that the other members ask counts no subscriber."""
@@ -152,6 +163,9 @@ class Presence:
         assert self._wakeup is not None
         with closing(self._wakeup) as wakeup:
             while not self._ending.is_set():
+                if not self._is_needed:
+                    self._ending.wait(RESTING)
+                    continue
                 client = self._connector.blocking_client()
                 self._ran_at = monotonic()
                 try:
@@ -233,7 +247,7 @@ class Presence:
 
     def _listen(self, pubsub: Any, wakeup: Wakeup) -> None:
         pinged = heard = monotonic()
-        while not self._ending.is_set():
+        while not self._ending.is_set() and self._is_needed:
             if self._resubscribe_wanted.is_set():
                 raise OSError("the server that other members ask does not have the subscription")
             self._subscribe(pubsub)

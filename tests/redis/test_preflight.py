@@ -12,7 +12,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.preflight import Finding, ServerFacts, gather, judge, require
-from rsmq.redis.preflight.rules import check_clock, check_rights, check_version
+from rsmq.redis.preflight.rules import check_clock, check_connections, check_rights, check_version
 from tests.servers import Kind, Server
 
 KEYS = Keys("p")
@@ -184,3 +184,23 @@ def test_rights_in_the_words_of_redis_7_0() -> None:
     """Redis 7.0 says it differently."""
     said = "ERR The user executing the script can't run this command or subcommand"
     assert [finding.level for finding in check_rights(ServerFacts({}, {}, [("XCLAIM", said)], 0, []))] == ["refuse"]
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "found"),
+    [("3", "12", ["maxclients"]), ("3", "10000", []), ("1", "", [])],
+)
+def test_few_connections_are_named(used: str, limit: str, found: list[str]) -> None:
+    """A worker that gets too few of them serves nothing."""
+    info = {"connected_clients": used} | ({"maxclients": limit} if limit else {})
+    findings = [*check_connections(ServerFacts(info, {}, [], 0, []))]
+    assert [name for each in findings for name in ("maxclients",) if name in each.text] == found
+
+
+async def test_limit_of_answers_is_named() -> None:
+    """As the server says it: a soft limit alone, or none, is no finding."""
+    with Server() as server, server.client() as admin:
+        for text, is_found in (("normal 8mb 0 0", True), ("normal 0 8mb 60", False), ("normal 0 0 0", False)):
+            admin.config_set("client-output-buffer-limit", text)
+            finding = (await examine(server.url)).get("connections")
+            assert ("client-output-buffer-limit" in str(finding)) is is_found, text

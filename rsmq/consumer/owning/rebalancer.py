@@ -82,6 +82,8 @@ class Rebalancer:
                 await self._membership.wait(SETTLED_SECONDS if is_settled else tick, seen)
 
     def _assigned(self) -> set[int]:
+        if not self._membership.is_member:
+            return set()
         owners = assign(self._topic.partitions, self._owners(), self._context.name)
         return {partition for partition, owner in owners.items() if owner == self._member}
 
@@ -159,7 +161,10 @@ class Rebalancer:
                 await self._lifecycle.resume(lane)
         except BrokerError as error:
             log.warning("cannot hand over %r yet: %s", lane, error)
-            await self._lifecycle.resume(lane)
+            if self._membership.is_member:
+                await self._lifecycle.resume(lane)
+            else:  # it can neither read nor settle: what it has runs elsewhere when its lease ends
+                lane.lease.lose()
         finally:
             self._leaving.discard(lane.partition)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import cycle
 
 import anyio
 import anyio.abc
@@ -18,6 +19,8 @@ from rsmq.errors import BrokerError, ConfigError
 
 log = logging.getLogger("rsmq.consumer")
 
+FIRST_SECONDS = 1.0
+"""On a cluster: how long a node may take for the first reading connection, before the next one is tried."""
 REAP_SECONDS = 1.0
 """A fetcher whose partition is not ours any more keeps its connection this long, because the lease may come back."""
 
@@ -107,6 +110,31 @@ class Fetchers:
                 await fetcher.end_late_read()
             except (BrokerError, ConfigError) as error:
                 log.debug("cannot end a late read: %s", error)
+
+    async def wait_until_reading(self) -> None:
+        """Until a reading connection is open and has been allowed to read. On a cluster each partition has one of its
+        own, which is opened before its lease is taken; here it is asked of the first node that answers."""
+        partitions = range(self._context.topic.partitions) if self._is_split else (0,)
+        for partition in cycle(partitions):
+            with anyio.move_on_after(FIRST_SECONDS):
+                await self.wait_for_reader(partition)
+                break
+
+    async def rest(self, seconds: float) -> None:
+        """Close the reading connections for so long."""
+        for fetcher in self.active:
+            fetcher.rest(seconds)
+
+    @property
+    def failing_since(self) -> float | None:
+        """`awake` since when no fetcher can read; None if one can, or none is needed."""
+        since = [fetcher.failing_since for fetcher in self.active]
+        return None if not since or None in since else max(each for each in since if each is not None)
+
+    @property
+    def trouble(self) -> str:
+        """What has failed last, if something fails."""
+        return next((each.trouble for each in self.active if each.failing_since is not None), "")
 
     # -- for roles that change the lanes --------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized
 from rsmq.handler.failure import traceback_of
 from rsmq.handler.retry import Bury, Park
-from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.clock import awake, now_ms, to_ms
 from rsmq.model.failed_attempt import PAST, FailedAttempt, failed_attempts, to_field
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -33,6 +33,7 @@ from rsmq.redis.scripts import (
     SETTLE_MESSAGES,
     STALE_EPOCH,
     START_MESSAGE,
+    PlainCommand,
     Script,
     Value,
 )
@@ -42,6 +43,7 @@ log = logging.getLogger("rsmq.settle")
 LATE: Final = 0.004
 """Seconds that an acknowledgement waits for the next read, in whose write it can leave."""
 
+PING: Final = PlainCommand("PING")
 LOST: Final = Bury(Reason.LOST_BODY, "the entry was deleted before it was settled")
 
 AckBatch = list[tuple[Lane, list[bytes]]]
@@ -67,6 +69,10 @@ class Settler:
         self._batcher = ScriptBatcher(context.client)
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
+        self.failing_since: float | None = None
+        """`awake` when the first call failed since the last one that was answered."""
+        self.trouble = ""
+        """What has failed last."""
         self.outputs = Outputs(context, self.ask, on_stale)
 
     def schedule(self, lane: Lane) -> None:
@@ -207,7 +213,34 @@ class Settler:
 
     async def ask(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         """Run a script on the connection of the batcher. After a lost reply the next call first ends what is late."""
-        return await self._batcher.ask(script, keys, args)
+        try:
+            reply = await self._batcher.ask(script, keys, args)
+        except BrokerUnavailable as error:
+            self._note_failure(error)
+            raise
+        self.failing_since = None
+        return reply
+
+    def _note_failure(self, error: BrokerUnavailable) -> None:
+        self.trouble = str(error)
+        if self.failing_since is None:
+            self.failing_since = awake()
+
+    async def check(self) -> None:
+        """Ask for an answer on the connection of the batcher, which opens it. Raises BrokerError. On a cluster each
+        node has a connection of its own, which is opened when it is needed."""
+        if self._client.is_cluster:
+            return
+        try:
+            await self._batcher.submit(PING, (), ())
+        except BrokerUnavailable as error:
+            self._note_failure(error)
+            raise
+        self.failing_since = None
+
+    async def disconnect(self) -> None:
+        """Close the connection of the batcher. The next call opens it again."""
+        await self._batcher.disconnect()
 
     async def charge(self, message: Message, lane: Lane) -> bytes | None:
         """Charge the attempt of a redelivered message. CANCELLED: it is to be settled so. None: it is not ours any

@@ -19,7 +19,15 @@ from rsmq.redis.scripts import Script
 
 PROBE_SERVER: Final = Script("preflight/probe_server")
 """Tries all commands that a script may call."""
-CONFIG: Final = ("appendfsync", "save", "min-replicas-to-write", "protected-mode", "bind", "enable-debug-command")
+CONFIG: Final = (
+    "appendfsync",
+    "save",
+    "min-replicas-to-write",
+    "protected-mode",
+    "bind",
+    "enable-debug-command",
+    "client-output-buffer-limit",
+)
 DEFAULT_USER: Final = ("ACL", "GETUSER", "default")
 """Needs a right that rsmq does not require (the reply contains password hashes); without it the check is skipped."""
 NEWER_COMMANDS: Final = {"xackdel": "8.2", "xdelex": "8.2", "xcfgset": "8.6", "xnack": "8.8"}

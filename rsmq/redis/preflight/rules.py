@@ -30,6 +30,10 @@ TO_PUBLISH: Final = frozenset(
 NEEDED: Final = "rsmq needs Redis 7.0 or newer, or Valkey 8 or newer"
 LARGEST_SKEW: Final = timedelta(seconds=1)
 NEARLY_FULL: Final = 0.9
+FOR_A_WORKER: Final = 10
+"""Connections of a worker process with one handler; each further handler has about four."""
+LARGEST_PAGE: Final = 64 << 20
+"""Bytes: what a read may bring at once, twice, with the default of `prefetch_bytes`."""
 DENIED: Final = ("NOPERM", "permission", "ACL failure", "can't run this command", "can't access")
 TO_ADMINISTER: Final = frozenset(("XDEL", "XGROUP DESTROY"))
 """Commands that only deleting, resetting and replaying need."""
@@ -215,6 +219,31 @@ def check_clock(facts: ServerFacts) -> Iterator[Finding]:
         yield Finding("ok", "clock", "the server's and this machine's agree")
 
 
+def check_connections(facts: ServerFacts) -> Iterator[Finding]:
+    """There are connections left for another worker, and answers may be as large as a page."""
+    used, limit = int(facts.info.get("connected_clients", 0)), int(facts.info.get("maxclients", 0))
+    if limit and limit - used < FOR_A_WORKER:
+        yield Finding(
+            "warn", "connections",
+            f"{used} of {limit} connections are used (maxclients), and a worker process needs about {FOR_A_WORKER}: "
+            f"one that gets too few serves nothing. Raise maxclients, or run fewer processes",
+        )  # fmt: skip
+    allowed = output_limit(facts.config.get("client-output-buffer-limit", ""))
+    if 0 < allowed < LARGEST_PAGE:
+        yield Finding(
+            "warn", "connections",
+            f"client-output-buffer-limit of class normal is {allowed} bytes: the server closes connections with larger "
+            f"answers, so pages are read again and again until they are small enough. Raise it to {LARGEST_PAGE} or 0",
+        )  # fmt: skip
+
+
+def output_limit(text: str) -> int:
+    """The hard limit of the class `normal` in bytes; 0: none."""
+    words = text.split()
+    at = words.index("normal") if "normal" in words else len(words)
+    return int(words[at + 1]) if words[at + 1 : at + 2] and words[at + 1].isdigit() else 0
+
+
 def check_prefix(facts: ServerFacts) -> Iterator[Finding]:
     """No other program writes under our prefix."""
     if facts.collisions:
@@ -229,5 +258,5 @@ def is_local(bind: str) -> bool:
 
 CHECKS: Final = (
     check_version, check_rights, check_role, check_mode, check_eviction, check_memory, check_persistence,
-    check_patches, check_access, check_debug, check_clock, check_prefix,
+    check_patches, check_access, check_debug, check_clock, check_connections, check_prefix,
 )  # fmt: skip
