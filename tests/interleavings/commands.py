@@ -24,6 +24,7 @@ from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
+from rsmq.model.page_limit import PageLimit
 from rsmq.model.reason import Reason
 from rsmq.model.settings import Settings
 from rsmq.producer.output import Output
@@ -59,6 +60,7 @@ class Recorder:
 
     def __init__(self, *replies: Any) -> None:
         self._replies = list(replies)
+        self.page_limit = PageLimit()
 
     async def execute_command(self, *command: Any) -> Any:
         if not self._replies:
