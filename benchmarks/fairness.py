@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.lending import show
 from rsmq.broker import Broker
 from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate
@@ -231,6 +232,7 @@ async def main() -> None:
                 with ThrowawayServer(tcp=True) as server:
                     results.append(await measure(server, "b", read_ahead, factor * chosen.waiting))
             print(Row(what, goal, *results), flush=True)
+    await show(chosen.only)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TooLarge,
         TopicFull,
     )
+    from rsmq.handler.concurrency import Concurrency
     from rsmq.handler.dead_hook import Burial
     from rsmq.handler.rate_limit import Rate
     from rsmq.handler.retry import Reject, Retry, RetryPolicy
@@ -58,6 +59,7 @@ else:
         "rsmq.model.message_ref": ("MessageRef",),
         "rsmq.persistence": ("Letter", "Session"),
         "rsmq.producer": ("Publication",),
+        "rsmq.handler.concurrency": ("Concurrency",),
         "rsmq.handler.dead_hook": ("Burial",),
         "rsmq.handler.rate_limit": ("Rate",),
         "rsmq.handler.retry": ("Reject", "Retry", "RetryPolicy"),
@@ -83,6 +85,7 @@ __all__ = [
     "BrokerUnavailable",
     "Burial",
     "Cancelled",
+    "Concurrency",
     "ConfigError",
     "HandlerTimeout",
     "Letter",

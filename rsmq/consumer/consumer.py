@@ -22,10 +22,13 @@ from rsmq.consumer.running.execution import build_runner
 from rsmq.consumer.running.pool import Pool
 from rsmq.consumer.running.task_slot import TaskSlot
 from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.borrower import Borrower
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.group_rate import GroupRate
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.consumer.waiting.limits import BothRates, ConcurrencyLimit, KeyRate, RateLimit, call_quotas
+from rsmq.consumer.waiting.limits import ConcurrencyLimit, FirstLimit, KeyRate, RateLimit, all_of
+from rsmq.consumer.waiting.loan import InUse
+from rsmq.consumer.waiting.name_permits import CountedQueue, NamePermits
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.errors import BrokerError
 from rsmq.handler.middleware import Middleware
@@ -61,10 +64,12 @@ class Consumer:
         self.membership = Membership(
             client, keys, settings, self.member, self.topic.name, handler.group, ask, context.clock
         )
-        self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
+        kind = CountedQueue if any(each.by for each in handler.group_concurrency) else Queue
+        self.queue = kind(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
         self._group_rate: GroupRate | None = None
+        self._borrower: Borrower | None = None
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
@@ -82,19 +87,41 @@ class Consumer:
 
     def _use(self, rates: Sequence[Rate]) -> None:
         """Limit the queue."""
-        wake, by_key, whole, calls = self._runner.wake_soon, None, None, None
+        wake, first, whole, calls = self._runner.wake_soon, list[FirstLimit](), None, None
+        if self.handler.group_concurrency:
+            self._borrower = Borrower(self._context, self.settler.ask, self._heartbeat, self._cancel_all)
+            for limit in self.handler.group_concurrency:
+                if limit.by is None:
+                    calls = self._limit_calls(limit.limit, self._borrower)
+                elif isinstance(self.queue, CountedQueue):
+                    permits = NamePermits(limit, self._borrower, self.queue, wake)
+                    self.queue.count(permits.finish)
+                    first.append(permits)
         for rate in rates:
             if rate.by == "key":
-                by_key = KeyRate(rate, self._context.clock, self._let_go)
+                first.append(KeyRate(rate, self._context.clock, self._let_go))
             elif rate.by is not None:
                 self._group_rate = GroupRate(rate, self._context, self.settler.ask, self.queue, wake)
             else:
                 whole = RateLimit(rate, lambda: len(self.membership.live), wake)
-        by_name = self._group_rate
-        if self.handler.group_concurrency is not None:
-            calls = ConcurrencyLimit(lambda: self.max_calls)
-        by_message = BothRates(by_key, by_name) if by_key and by_name else by_key or by_name
-        self.queue.limit(rate=whole, message_rate=by_message, group=calls)
+        self.queue.limit(rate=whole, message_rate=all_of(first, self._group_rate), group=calls)
+
+    def _limit_calls(self, limit: int, borrower: Borrower) -> ConcurrencyLimit:
+        """The calls of all members together, as far as the server lends this one permits."""
+        in_use, queue = InUse(), self.queue
+        loan = borrower.lend(None, limit, in_use, lambda: queue.waits_for_a_call, self._runner.wake_soon)
+        return ConcurrencyLimit(
+            lambda: borrower.quota(loan), in_use, lambda: borrower.is_short(loan), lambda: borrower.is_free(loan)
+        )
+
+    def _cancel_all(self) -> None:
+        """The permits are lost: what runs is cancelled, and its partitions are taken anew, as when a lease is lost."""
+        for lane in list(self.lanes.values()):
+            if self._runner.running_of(lane):
+                lane.lease.lose()
+                self._drop(lane)
+                self._heartbeat.forget(lane.lease)
+        self.membership.wake()
 
     @property
     def work(self) -> Work:
@@ -154,13 +181,17 @@ class Consumer:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(2):
                     await self._release_after_cancel()
+                if self._borrower is not None:
+                    with anyio.move_on_after(2), suppress(BrokerError):
+                        await self._borrower.leave()
                 with anyio.move_on_after(2):
                     await self._heartbeat.leave(self.topic.name, self.handler.group)
 
     def _start_watchers(self, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._watch_group)
-        if self._group_rate is not None:
-            tasks.start_soon(self._group_rate.run)
+        for borrowed in (self._group_rate, self._borrower):
+            if borrowed is not None:
+                tasks.start_soon(borrowed.run)
         tasks.start_soon(self._reclaimer.cancellations.run)
         tasks.start_soon(self._read_ahead.run)
 
@@ -184,12 +215,9 @@ class Consumer:
 
     @property
     def max_calls(self) -> int:
-        """How many calls of the handler may run here at once."""
+        """How many calls of the handler may run here at once, if the server lends it all permits."""
         handler = self.handler
-        if handler.group_concurrency is None:
-            return handler.concurrency
-        calls = call_quotas(handler.group_concurrency, self.membership.live, self._context.name)
-        return min(handler.concurrency, calls.get(self.member, 0))
+        return min(handler.concurrency, handler.most_calls or handler.concurrency)
 
     @property
     def pool(self) -> Pool:

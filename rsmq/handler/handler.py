@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Unpack
 
 from rsmq.errors import ConfigError
+from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.middleware import Middleware
@@ -49,7 +50,7 @@ class Handler:
     partitions: int | None
     execution: Execution
     rates: tuple[Rate, ...]
-    group_concurrency: int | None
+    group_concurrency: tuple[Concurrency, ...]
     outputs: tuple[str, ...]
     replies: bool
     signature: Signature
@@ -64,6 +65,11 @@ class Handler:
     def is_async(self) -> bool:
         """Whether the result of a call must be awaited."""
         return self.signature.is_async
+
+    @property
+    def most_calls(self) -> int | None:
+        """How many calls may run at once in the whole group; None: no limit."""
+        return next((each.limit for each in self.group_concurrency if each.by is None), None)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name} {self.topic}/{self.group}>"

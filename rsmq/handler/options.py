@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Required, TypedDict, get_args
 
 from rsmq.errors import ConfigError
+from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.model.clock import epoch_ms
@@ -37,7 +38,7 @@ class SingleOptions(TypedDict, total=False):
     partitions: int | None
     execution: Execution | None
     rate: Rate | Sequence[Rate] | None
-    group_concurrency: int | None
+    group_concurrency: int | Concurrency | Sequence[Concurrency] | None
     output: str | Sequence[str] | None
     replies: bool
 
@@ -207,14 +208,32 @@ class OptionCheck:
             )
         return rates
 
-    def _group_concurrency(self) -> int | None:
-        """Members divide this limit by partition ownership, which shared distribution does not have."""
-        if self._options["group_concurrency"] is not None and self._options["distribution"] == "shared":
+    def _group_concurrency(self) -> tuple[Concurrency, ...]:
+        """At most one over all messages, and one by name. Partitions go to members that may run a call, which shared
+        distribution does not have."""
+        value = self._options["group_concurrency"]
+        if value is None:
+            return ()
+        if self._options["distribution"] == "shared":
             raise self._wrong(
                 "distribution='shared' cannot enforce a limit over the group: leave group_concurrency out, or use "
                 "distribution='hash', where partitions have owners"
             )
-        return self._count_or_none("group_concurrency")
+        if not isinstance(value, Concurrency | list | tuple):
+            value = Concurrency(self._count("group_concurrency"))
+        limits = (value,) if isinstance(value, Concurrency) else tuple(value)
+        for each in limits:
+            if not isinstance(each, Concurrency):
+                raise self._wrong(
+                    f"group_concurrency={each!r} is not a limit: write group_concurrency=10, or Concurrency(2, by=...)"
+                )
+        if len({each.by is None for each in limits}) < len(limits):
+            raise self._wrong(
+                "several limits of one kind: give group_concurrency at most one with `by`, and one without"
+            )
+        if self.is_batch and any(each.by for each in limits):
+            raise self._wrong("group_concurrency with `by` counts single messages: leave batch out, or leave `by` out")
+        return limits
 
     def _execution(self, function: Any, *, is_async: bool, has_dependencies: bool) -> Execution:
         if self._options["execution"] is None:

@@ -48,7 +48,8 @@ class Router:
 
         - `group`: required. Every group gets all messages of the topic; a group has one handler.
         - `concurrency`: calls at once in one member (64).
-        - `group_concurrency`: calls at once in all members together (no limit).
+        - `group_concurrency`: calls at once in all members together, or `Concurrency(2, by=...)` for each name (no
+          limit).
         - `rate`: messages that may start in a time, such as `Rate(100, per="1s")`; `by`: each key or name. A list of
           several: all of them hold (no limit).
         - `ordering`: "key" (one message of a key at a time), "partition" or "none" ("key"; "none" if shared).

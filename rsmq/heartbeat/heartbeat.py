@@ -28,7 +28,7 @@ from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import BlockingClient, Connector
 from rsmq.redis.pubsub import probe
-from rsmq.redis.scripts import OK, RENEW_LEASE, TOUCH_MESSAGES, Value
+from rsmq.redis.scripts import OK, TOUCH_MESSAGES, Value
 
 log = logging.getLogger("rsmq.heartbeat")
 
@@ -226,7 +226,7 @@ class Heartbeat:
         deadline = monotonic() + (self._settings.lease_ttl - self._settings._lease_margin).total_seconds()
         own = self._keys.presence(self.member)
         touches = [list(self._touches(each)) for each in in_flight]
-        renewals = [RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, self._ttl)) for lease in leases]
+        renewals = [lease.renewal(self._ttl) for lease in leases]
         replies = client.pipelined([
             *renewals,
             *[touch for each in touches for touch in each],

@@ -14,7 +14,7 @@ from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import kill_command
 from rsmq.redis.pubsub import listeners
-from rsmq.redis.scripts import OK, RELEASE_LEASE, TAKE_LEASE, UNKNOWN
+from rsmq.redis.scripts import OK, RELEASE_LEASE, RENEW_LEASE, RENEW_PERMITS, TAKE_LEASE, UNKNOWN, Value
 
 log = logging.getLogger("rsmq.lease")
 
@@ -53,6 +53,10 @@ class Lease:
         """Whether work may go on."""
         return monotonic() < self.deadline
 
+    def renewal(self, ttl_ms: int) -> tuple[Value, ...]:
+        """The command that renews it."""
+        return RENEW_LEASE.command((self.key,), (self.owner, self.epoch, ttl_ms))
+
     def prolong(self, deadline: float) -> None:
         """A renewal was confirmed. It does not revive a lease that is lost or has run out by the local clock."""
         if not self.is_lost and self.is_held():
@@ -73,6 +77,22 @@ class Lease:
     def __repr__(self) -> str:
         left = "lost" if self.is_lost else f"{self.deadline - monotonic():.1f} s left"
         return f"<Lease {self.topic}.{self.partition}/{self.group} epoch={self.epoch} {left}>"
+
+
+class PermitLease(Lease):
+    """How long the permits count that a member holds in a group: they end with it."""
+
+    __slots__ = ()
+
+    def __init__(self, topic: str, group: str, key: str, owner: str, token: int, deadline: float) -> None:
+        super().__init__(topic, group, -1, key, owner, str(token), deadline)
+
+    def renewal(self, ttl_ms: int) -> tuple[Value, ...]:
+        """The command that renews it."""
+        return RENEW_PERMITS.command((self.key,), (self.owner, self.epoch, ttl_ms))
+
+    def __repr__(self) -> str:
+        return f"<PermitLease {self.topic}/{self.group} token={self.epoch}>"
 
 
 class Leases:

@@ -23,6 +23,13 @@ RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "mark
 """Such a group would share keys with its partition: the lease of a group `dedup` is the key of message id `lease`."""
 
 
+def encode_name(name: str) -> str:
+    """A name that a limit counts by, as a part of a key."""
+    if len(name) > LONGEST_NAME:
+        name = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name).encode(errors="backslashreplace").decode()
+
+
 def check_name(kind: str, name: str) -> str:
     """Return `name`, or raise ConfigError when it could break a key."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -153,10 +160,15 @@ class Keys:
 
     def rate(self, topic: str, group: str, name: str) -> str:
         """String with TTL: the starts of one name that a rate over the group counts, as JSON."""
-        if len(name) > LONGEST_NAME:
-            name = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
-        encoded = UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name).encode(errors="backslashreplace").decode()
-        return f"{self.prefix}:{{{topic}}}:{group}:rate:{encoded}"
+        return f"{self.prefix}:{{{topic}}}:{group}:rate:{encode_name(name)}"
+
+    def permits(self, topic: str, group: str, name: str | None = None) -> str:
+        """String with TTL: who holds permits of one name, or of the whole group, and who waits for some, as JSON."""
+        return f"{self.prefix}:{{{topic}}}:{group}:permits{'' if name is None else ':' + encode_name(name)}"
+
+    def holders(self, topic: str, group: str) -> str:
+        """Hash with TTL: member -> `token|until_ms|ttl_ms` of those that hold permits of the group."""
+        return f"{self.prefix}:{{{topic}}}:{group}:holders"
 
     def members(self, topic: str, group: str) -> str:
         """Set: member ids."""

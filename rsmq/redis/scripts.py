@@ -135,6 +135,8 @@ TAKE_LEASE: Final = Script("heartbeat/take_lease")
 RENEW_LEASE: Final = Script("heartbeat/renew_lease")
 KEEP_STARTS: Final = Script("consumer/keep_starts")
 TAKE_STARTS: Final = Script("consumer/take_starts")
+TAKE_PERMITS: Final = Script("consumer/take_permits")
+RENEW_PERMITS: Final = Script("heartbeat/renew_permits")
 RELEASE_LEASE: Final = Script("heartbeat/release_lease")
 SETTLE_MESSAGES: Final = Script("consumer/settle_messages")
 SETTLE_OUTPUTS: Final = Script("consumer/settle_outputs")
@@ -198,6 +200,7 @@ NOT_PENDING: Final = b"NOT_PENDING"
 CANCELLED: Final = b"CANCELLED"
 LOST_BODY: Final = b"LOST_BODY"
 UNKNOWN: Final = b"UNKNOWN"
+LOST: Final = b"LOST"
 
 Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
 """Runs a script, perhaps in one write with others."""

@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsmq import Broker, ConfigError, Rate, Settings
+from rsmq import Broker, Concurrency, ConfigError, Rate, RetryPolicy, Settings
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, RateLimit, call_quotas
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.handler.handler import build_handler
+from rsmq.model.partition import partition_for
+from rsmq.redis.scripts import TAKE_PERMITS
 from tests.contract.witness import Witness, settled
 from tests.patience import until
 
@@ -68,11 +70,13 @@ class Crowd:
     def __init__(self) -> None:
         self.open = anyio.Event()
         self.now = self.most = 0
+        self.began = 0
         self.witness = Witness()
 
     async def run(self, orders: list[dict[str, Any]]) -> None:
         """One call."""
         self.now += 1
+        self.began += 1
         self.most = max(self.most, self.now)
         try:
             await self.open.wait()
@@ -119,41 +123,40 @@ def consumer_of(broker: Broker) -> Consumer:
     return consumer
 
 
-async def agree(brokers: list[Broker], calls: list[int]) -> None:
-    """Wait until each knows the others, and owns partitions exactly if it may make calls."""
+async def agree(brokers: list[Broker], owners: int = 2) -> None:
+    """Wait until each knows the others, and so many of them own partitions."""
     members = [consumer_of(broker) for broker in brokers]
     await until(lambda: all(len(each.membership.live) == len(members) for each in members), "they see each other")
-    assert sorted(each.max_calls for each in members) == calls
     await until(lambda: sum(len(each.lanes) for each in members) == 8, "every partition has an owner")
-    await until(lambda: all(bool(each.lanes) == bool(each.max_calls) for each in members), "who may call")
+    await until(lambda: sum(1 for each in members if each.lanes) == owners, "who may call")
 
 
 @pytest.mark.parametrize(
-    ("options", "calls"),
+    ("options", "most"),
     [
-        ({"group_concurrency": 5}, [2, 3]),
-        ({"group_concurrency": 5, "concurrency": 2}, [2, 2]),
-        ({"group_concurrency": 1}, [0, 1]),
-        ({"group_concurrency": 3, "batch": 4, "linger": timedelta(milliseconds=5)}, [1, 2]),
-        ({"group_concurrency": 2, "rate": Rate(10_000)}, [1, 1]),
-        ({"group_concurrency": 2, "ordering": "none"}, [1, 1]),
+        ({"group_concurrency": 5}, 5),
+        ({"group_concurrency": 5, "concurrency": 2}, 4),
+        ({"group_concurrency": 1}, 1),
+        ({"group_concurrency": 3, "batch": 4, "linger": timedelta(milliseconds=5)}, 3),
+        ({"group_concurrency": 2, "rate": Rate(10_000)}, 2),
+        ({"group_concurrency": 2, "ordering": "none"}, 2),
+        ({"group_concurrency": Concurrency(3, by=lambda _: "acme")}, 3),
+        ({"group_concurrency": [Concurrency(4), Concurrency(3, by=lambda _: "acme")]}, 3),
     ],
 )
-async def test_group_limit_bounds_the_calls_of_two_members(
-    make: Make, options: dict[str, Any], calls: list[int]
-) -> None:
+async def test_group_limit_bounds_the_calls_of_two_members(make: Make, options: dict[str, Any], most: int) -> None:
     """Two members run exactly the limit together, in order per key, and handle everything once."""
     crowd = Crowd()
     brokers = [make(crowd, **options), make(crowd, **options)]
     async with brokers[0].running(), brokers[1].running():
-        await agree(brokers, calls)
+        await agree(brokers, min(most, 2))
         expected = await publish(brokers[0])
-        await until(lambda: crowd.now == sum(calls), "as many calls run as may")
-        await until(lambda: all(_waiting(broker) for broker, _ in zip(brokers, calls, strict=True)), "the rest waits")
+        await until(lambda: crowd.now == most, "as many calls run as may")
+        await until(lambda: all(map(_waiting, brokers)), "the rest waits")
         crowd.open.set()
         await crowd.witness.sees(expected)
         await settled(brokers[0], "t")
-    assert crowd.most == sum(calls)
+    assert crowd.most == most
     by_key = defaultdict(list)
     for key, n in crowd.witness.seen:
         by_key[key].append(n)
@@ -163,7 +166,7 @@ async def test_group_limit_bounds_the_calls_of_two_members(
 def _waiting(broker: Broker) -> bool:
     """Whether something waits in a member that owns anything."""
     consumer = consumer_of(broker)
-    return not consumer.lanes or len(consumer.queue.ready) > 0
+    return not consumer.lanes or len(consumer.queue.ready) + consumer.queue.held > 0
 
 
 async def test_group_limit_bounds_the_batches_that_start_in_another_task(make: Make) -> None:
@@ -187,7 +190,7 @@ async def test_remaining_member_uses_the_quota_of_one_that_left(make: Make) -> N
         stay = await stack.enter_async_context(make(crowd, group_concurrency=1).running())
         async with AsyncExitStack() as leaving:
             go = await leaving.enter_async_context(make(crowd, group_concurrency=1).running())
-            await agree([stay, go], [0, 1])
+            await agree([stay, go], 1)
             expected = await publish(stay)
             await until(lambda: crowd.now == 1, "one call runs")
             crowd.open.set()
@@ -202,14 +205,63 @@ async def test_quota_that_grows_is_used_at_once(make: Make) -> None:
     crowd = Crowd()
     async with make(crowd, group_concurrency=4).running() as stay:
         async with make(crowd, group_concurrency=4).running() as go:
-            await agree([stay, go], [2, 2])
+            await agree([stay, go])
             await publish(stay)
-            await until(lambda: crowd.now == 4, "each runs its half")
+            await until(lambda: crowd.now == 4, "all permits are in use")
             go.stop(timedelta(0))
         await until(lambda: crowd.now == 4, "the one that is left runs them all")
         crowd.open.set()
         await settled(stay, "t")
     assert crowd.most == 4
+
+
+@pytest.mark.parametrize("limit", [6, Concurrency(6, by=lambda message: message.key[0] if message.key else None)])
+async def test_one_of_two_members_uses_the_whole_limit_while_the_other_is_idle(
+    make: Make, limit: int | Concurrency
+) -> None:
+    """Permits are lent to who has something to call. When the other one has, too, each gets its part."""
+    crowds = Crowd(), Crowd()
+    brokers = [make(crowd, group_concurrency=limit) for crowd in crowds]
+    async with brokers[0].running(), brokers[1].running():
+        await agree(brokers)
+        mine, theirs = (
+            [key for key in (f"k{n}" for n in range(200)) if partition_for(key, 8) in consumer_of(broker).lanes]
+            for broker in brokers
+        )
+        for n, keys in enumerate((mine, theirs)):
+            for key in keys[:20]:
+                await brokers[0].publish("t", {"key": key, "n": n}, key=key)
+            await until(lambda: sum(crowd.now for crowd in crowds) == 6, "all permits are in use")
+            assert crowds[0].most == 6, "all of them by the member that had messages"
+        crowds[0].open.set()
+        await until(lambda: crowds[1].now >= 3, "the other one gets its part")
+        crowds[1].open.set()
+        await settled(brokers[0], "t")
+        assert sum(len(crowd.witness.seen) for crowd in crowds) == 40
+        members = [consumer_of(broker).member for broker in brokers]
+        holders = await brokers[0].client.execute_command("HKEYS", brokers[0].keys.holders("t", "g"))
+        assert {each.decode() for each in holders} == set(members)
+    async with brokers[0]:
+        holders = await brokers[0].client.execute_command("HKEYS", brokers[0].keys.holders("t", "g"))
+        assert holders == [], "a member that leaves gives its permits back"
+
+
+async def test_lost_permits_cancel_what_runs_and_it_runs_again(make: Make) -> None:
+    """Another member has them: what runs is cancelled. It is not an attempt, and nothing is lost."""
+    crowd = Crowd()
+    async with make(crowd, group_concurrency=2, retry=RetryPolicy(max_attempts=1)).running() as broker:
+        expected = await publish(broker, keys=4, each=1)
+        await until(lambda: crowd.now == 2, "both permits are in use")
+        keys, began = broker.keys, crowd.began
+        await broker.client.execute_command("DEL", keys.permits("t", "g"), keys.holders("t", "g"))
+        await TAKE_PERMITS(
+            broker.client, (keys.permits("t", "g"), keys.holders("t", "g")), ("x", 1, 1, 1, 2, 400, 1, 0, 2)
+        )
+        await until(lambda: crowd.began > began and crowd.now == 2, "they were cancelled, and wait for new permits")
+        crowd.open.set()
+        await crowd.witness.sees(expected)
+        await settled(broker, "t")
+    assert crowd.most == 2
 
 
 async def test_queue_with_both_limits_starts_what_both_allow() -> None:
@@ -232,6 +284,10 @@ async def test_queue_with_both_limits_starts_what_both_allow() -> None:
     ("options", "problem"),
     [
         ({"group_concurrency": 0}, "group_concurrency=0 is not a whole number of 1 or more"),
+        ({"group_concurrency": "2"}, "group_concurrency='2' is not a whole number of 1 or more"),
+        ({"group_concurrency": [Concurrency(2), 3]}, "group_concurrency=3 is not a limit: write"),
+        ({"group_concurrency": [Concurrency(2), Concurrency(3)]}, "several limits of one kind"),
+        ({"group_concurrency": Concurrency(2, by=str), "batch": 2}, "counts single messages"),
         ({"group_concurrency": 2, "distribution": "shared"}, "cannot enforce a limit over the group: leave"),
     ],
 )
@@ -240,5 +296,7 @@ def test_impossible_group_limits_are_refused(options: dict[str, Any], problem: s
 
     async def handle(order: dict[str, int]) -> None: ...
 
+    async def handle_all(orders: list[dict[str, int]]) -> None: ...
+
     with pytest.raises(ConfigError, match=problem):
-        build_handler(handle, "t", group="g", **options)
+        build_handler(handle_all if "batch" in options else handle, "t", group="g", **options)

@@ -2,5 +2,6 @@
 
 `world.py` is what a state is. `commands.py` takes the commands from the package, `store.py` executes them. `member.py`
 is what a member does with a reply, `moves.py` what can happen next and what must hold, `search.py` the search, and
-`scenarios.py` what is searched. `python -m tests.interleavings` is the command; tests/simulation/README.md explains it.
+`scenarios.py` what is searched. `permits.py` is the same for the permits that members borrow.
+`python -m tests.interleavings` is the command; tests/simulation/README.md explains it.
 """

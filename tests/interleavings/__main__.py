@@ -11,6 +11,7 @@ import sys
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
 from tests.interleavings.search import Result, Search
 from tests.interleavings.store import store
@@ -32,10 +33,11 @@ def search(scenario: Scenario) -> tuple[Result, int]:
 
 
 def tell(result: Result) -> None:
-    """A broken promise as a story."""
+    """A broken promise as a story; nothing if none is broken."""
     for number, step in enumerate(result.story, 1):
         console.print(f"  {number:2} {step}", markup=False)
-    console.print(f"     {result.broken}", markup=False, style="bold")
+    if result.broken:
+        console.print(f"     {result.broken}", markup=False, style="bold")
 
 
 def search_all(only: list[str]) -> bool:
@@ -51,6 +53,12 @@ def search_all(only: list[str]) -> bool:
             f"{result.seconds:.0f} s: {'BROKEN' if result.broken else 'complete'}"
         )
         if result.broken:
+            tell(result)
+    for permits in PERMIT_SCENARIOS:
+        if not only or any(part in permits.name for part in only):
+            result = permits.search()
+            is_good &= not result.broken
+            console.print(f"{permits.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
             tell(result)
     return is_good
 
@@ -69,6 +77,11 @@ def search_weakened(only: list[str]) -> bool:
         console.print(f"{name}: {verdict} ({weakening.scenario.name}; {result.states} states, {result.seconds:.0f} s)")
         if result.broken:
             tell(result)
+    for permits in PERMIT_WEAKENINGS:
+        if not only or any(part in f"take_permits {permits.what}" for part in only):
+            result = permits.scenario.search(permits.script)
+            is_good &= bool(result.broken)
+            console.print(f"take_permits {permits.what}: {'found' if result.broken else 'NOT FOUND'}")
     return is_good
 
 

@@ -89,7 +89,7 @@ class Rebalancer:
 
     def _owners(self) -> Sequence[str]:
         """The live members that may own partitions: with a limit over the group, those that may run a call."""
-        live, limit = self._membership.live, self._context.handler.group_concurrency
+        live, limit = self._membership.live, self._context.handler.most_calls
         if limit is None or limit >= len(live):
             return live
         return [member for member, calls in call_quotas(limit, live, self._context.name).items() if calls]

@@ -14,6 +14,7 @@ from rsmq.consumer.waiting.allowance import AHEAD, HOLD_MS, Allowance, ages
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import lag_of
+from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import BrokerError
@@ -28,8 +29,6 @@ log = logging.getLogger("rsmq.rate")
 SHORTEST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.25
 """Seconds between two calls for a name that is in use: an eighth of the time of the rate."""
-KINDS: Final = frozenset({str, type(None)})
-"""What the function of a rate returns nearly always. Anything else becomes text."""
 
 
 class Share:
@@ -58,7 +57,7 @@ class GroupRate:
 
     def __init__(self, rate: Rate, context: ConsumerContext, ask: Ask, queue: Queue, wake: Callable[[], Any]) -> None:
         assert callable(rate.by)
-        self._limit, self._seconds, self._function = rate.limit, rate.per.total_seconds(), rate.by
+        self._limit, self._seconds, self._naming = rate.limit, rate.per.total_seconds(), Naming(rate.by, log)
         self._context, self._ask, self._queue, self._wake, self.lag = context, ask, queue, wake, lag_of(rate)
         self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._seconds / 8))
         self._shares: dict[str, Share] = {}
@@ -74,7 +73,7 @@ class GroupRate:
 
         A redelivered message counts when the attempt is charged: `starts_late` must follow, or `forget`.
         """
-        name = self._name(message)
+        name = self._naming.name(message)
         if name is None:
             return True
         now, share = monotonic(), self._shares.get(name)
@@ -96,7 +95,7 @@ class GroupRate:
 
     def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
         """The same for raw entries. One that waits is not noted."""
-        names, taken, is_held = self._names(raw, most), dict[str | None, int](), False
+        names, taken, is_held = self._naming.names(raw, most), dict[str | None, int](), False
         for name, number in Counter(names).items():
             share = None if name is None else self._shares.get(name)
             if share is not None:  # a call starts until `end`
@@ -164,23 +163,6 @@ class GroupRate:
         for share in list(self._shares.values()):
             held[share.name] = sum(1 + queue.waits_behind(*pair) for pair in list(share.waiting) if queue.holds(*pair))
         return +held
-
-    def _names(self, raw: RawEntries, most: int) -> list[str | None]:
-        """The names of the first of some raw entries."""
-        try:
-            names = list(map(self._function, raw.each(most)))
-        except Exception:
-            return list(map(self._name, raw.each(most)))
-        return names if KINDS.issuperset(map(type, names)) else [None if name is None else str(name) for name in names]
-
-    def _name(self, message: Message) -> str | None:
-        """What the rate is counted by. If the function fails, all such messages have one rate."""
-        try:
-            name = self._function(message)
-        except Exception as error:
-            self._throttled.warn("the function of a rate has failed", f"{error!r} with {message}")
-            return ""
-        return None if name is None else str(name)
 
     # -- calls ----------------------------------------------------------------------------------------------------
 

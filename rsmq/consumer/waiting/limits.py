@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from rsmq.consumer.waiting.key_windows import KeyWindows
 from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.loan import InUse
 from rsmq.consumer.waiting.raw_entries import RawEntries, key_of
 from rsmq.handler.rate_limit import Rate, Window
 from rsmq.heartbeat.assignment import quotas
@@ -67,6 +68,13 @@ class MessageRate(Protocol):
 
     def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages of which key, or name, wait for it. May be called from any thread."""
+
+
+class FirstLimit(MessageRate, Protocol):
+    """One that can be asked before another one."""
+
+    def take_back(self, message: Message, lane: Lane) -> None:
+        """A message was counted, and does not start now: another limit has no room."""
 
 
 class RateLimit:
@@ -188,79 +196,116 @@ class KeyRate:
         return f"<KeyRate {self._limit} in {self._seconds:g} s>"
 
 
-class BothRates:
-    """A rate by key and one by a function of the message: a message starts, and counts, when both have room."""
+class AllLimits:
+    """Several limits that tell messages apart: a message starts, and counts, when all of them have room.
 
-    def __init__(self, by_key: KeyRate, by_name: MessageRate) -> None:
-        self.by_key, self._by_name = by_key, by_name
-        self.lag = min(by_key.lag, by_name.lag)
+    What a message has taken from the first ones goes back when a later one has no room. A rate by name comes last: the
+    server hears of its uses.
+    """
+
+    def __init__(self, first: Sequence[FirstLimit], last: MessageRate) -> None:
+        self._first = first
+        self.limits: Sequence[MessageRate] = (*first, last)
+        self.lag = min(limit.lag for limit in self.limits)
 
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now. If not, the one that has no room lets it be tried again."""
-        if not self.by_key.starts(message, lane):
-            return False
-        if self._by_name.starts(message, lane):
-            return True
-        self.by_key.take_back(message, lane)
-        return False
+        for at, limit in enumerate(self.limits):
+            if not limit.starts(message, lane):
+                for taken in reversed(self._first[:at]):
+                    taken.take_back(message, lane)
+                return False
+        return True
 
     def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
         """The same for raw entries."""
-        keys, is_held = self.by_key.admit(raw, most, now, end)
-        names, is_short = self._by_name.admit(raw, len(keys), now, end)
-        self.by_key.started(raw, keys, len(names))
-        return list(zip(keys, names, strict=False)), is_held or is_short
+        found, is_held = list[list[Any]](), False
+        for limit in self.limits:
+            admitted, is_short = limit.admit(raw, most, now, end)
+            for before, given in zip(self.limits, found, strict=False):
+                before.started(raw, given, len(admitted))
+            found = [given[: len(admitted)] for given in found] + [admitted]
+            most, is_held = len(admitted), is_held or is_short
+        return list(zip(*found, strict=True)), is_held
 
     def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
         """So many of those have started."""
-        self.by_key.started(raw, [key for key, _ in admitted], number)
-        self._by_name.started(raw, [name for _, name in admitted], number)
+        for at, limit in enumerate(self.limits):
+            limit.started(raw, [each[at] for each in admitted], number)
 
     async def starts_late(self, message: Message, lane: Lane) -> None:
         """A message that was counted starts only now."""
-        await self._by_name.starts_late(message, lane)
-        await self.by_key.starts_late(message, lane)
+        for limit in reversed(self.limits):
+            await limit.starts_late(message, lane)
 
     def forget(self, message: Message) -> None:
         """A message that was counted does not start."""
-        self._by_name.forget(message)
+        for limit in self.limits:
+            limit.forget(message)
 
     def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages of which key, or name, wait. May be called from any thread."""
-        return self._by_name.waiting(lanes) + self.by_key.waiting(lanes)
+        return sum((limit.waiting(lanes) for limit in self.limits), Counter[str]())
 
     def __repr__(self) -> str:
-        return f"<BothRates {self.by_key!r} {self._by_name!r}>"
+        return f"<AllLimits {self.limits!r}>"
+
+
+def all_of(first: Sequence[FirstLimit], last: MessageRate | None) -> MessageRate | None:
+    """One limit in the place of several; None for none."""
+    if last is None:
+        if not first:
+            return None
+        *first, last = first
+    return AllLimits(first, last) if first else last
 
 
 def key_rate_of(rate: MessageRate | None) -> KeyRate | None:
     """The part of a rate that is by key: a handover takes its times along."""
-    found = rate.by_key if isinstance(rate, BothRates) else rate
-    return found if isinstance(found, KeyRate) else None
+    found = rate.limits if isinstance(rate, AllLimits) else (rate,)
+    return next((each for each in found if isinstance(each, KeyRate)), None)
 
 
 class ConcurrencyLimit:
-    """This member's quota of the calls that the group may run at once.
+    """The calls that the group may run at once, as far as this member may run them: its `quota`.
 
     A task of the pool counts from its first message until it calls `leave`. In between it may start further messages,
-    so the pool need not wake another task. When the quota grows, the pool must be woken.
+    so the pool need not wake another task. When the quota grows, the pool must be woken. `on_short` is called when a
+    message waits for the quota, `on_leave` when a task leaves.
     """
 
-    def __init__(self, quota: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        quota: Callable[[], int],
+        in_use: InUse | None = None,
+        on_short: Callable[[], None] = lambda: None,
+        on_leave: Callable[[], None] = lambda: None,
+    ) -> None:
         self._quota = quota
+        self._in_use = in_use or InUse()
+        self._on_short, self._on_leave = on_short, on_leave
         self._tasks: set[asyncio.Task[Any] | None] = set()
 
     def room(self) -> int:
         """How many further tasks may start a message now."""
-        return max(0, self._quota() - len(self._tasks))
+        room = self._quota() - len(self._tasks)
+        if room <= 0:
+            self._on_short()
+        return max(0, room)
 
     def admits(self) -> bool:
         """Whether the calling task may start a message now. One that counts already may not after the quota shrank."""
-        return len(self._tasks) - (asyncio.current_task() in self._tasks) < self._quota()
+        is_admitted = len(self._tasks) - (asyncio.current_task() in self._tasks) < self._quota()
+        if not is_admitted:
+            self._on_short()
+        return is_admitted
 
     def enter(self) -> None:
         """The calling task starts a message."""
-        self._tasks.add(asyncio.current_task())
+        task = asyncio.current_task()
+        if task not in self._tasks:
+            self._tasks.add(task)
+            self._in_use.enter()
 
     def leave(self, following: asyncio.Task[Any] | None = None) -> None:
         """The calling task starts nothing more for now. If it counts, `following` does in its place."""
@@ -268,6 +313,9 @@ class ConcurrencyLimit:
             self._tasks.remove(task)
             if following is not None:
                 self._tasks.add(following)
+            else:
+                self._in_use.leave()
+                self._on_leave()
 
     def __repr__(self) -> str:
         return f"<ConcurrencyLimit {len(self._tasks)} of {self._quota()} calls>"

@@ -192,6 +192,13 @@ class Queue:
         self.group_limit = group
 
     @property
+    def waits_for_a_call(self) -> int:
+        """How many messages are ready: each may be a call. Those of a closed rate are not."""
+        if self.rate_limit is not None and self.rate_limit.is_closed:
+            return 0
+        return sum(len(each.entries) if type(each) is RawEntries else 1 for each in self.ready)
+
+    @property
     def is_limited(self) -> bool:
         """Whether ready messages must be taken with `take`."""
         return self.rate_limit is not None or self.group_limit is not None or self.message_rate is not None

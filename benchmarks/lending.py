@@ -1,0 +1,85 @@
+"""The rows of `python -m benchmarks.fairness` about limits: what they let through, beside what is possible."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rsmq.broker import Broker
+from rsmq.consumer.consumer import Consumer
+from rsmq.model.partition import partition_for
+from rsmq.model.settings import Settings
+from rsmq.testing import ThrowawayServer
+
+PARTITIONS: Final = 8
+CALLS: Final = 10
+WORK: Final = 0.05
+MESSAGES: Final = 200
+
+
+@dataclass
+class Members:
+    """Two members of a group, and when their handlers have started."""
+
+    url: str
+    options: dict[str, Any]
+    work: float = WORK
+    starts: list[float] = field(default_factory=list)
+    done: int = 0
+
+    def make(self) -> Broker:
+        """One of them."""
+        broker = Broker(Settings(url=self.url, partitions=PARTITIONS, preflight="warn"))
+
+        @broker.handler("t", group="g", concurrency=64, **self.options)
+        async def handle(_order: dict[str, Any]) -> None:
+            self.starts.append(time.monotonic())
+            await asyncio.sleep(self.work)
+            self.done += 1
+
+        return broker
+
+
+def consumer_of(broker: Broker) -> Consumer:
+    """The consumer of its only handler."""
+    assert broker.worker is not None
+    return broker.worker.consumers[0]
+
+
+async def until(is_true: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until it is true, for so long."""
+    end = time.monotonic() + seconds
+    while not is_true() and time.monotonic() < end:
+        await asyncio.sleep(0.002)
+
+
+async def one_busy_member(server: ThrowawayServer) -> str:
+    """All messages are in the partitions of one of two members."""
+    members = Members(server.url, {"group_concurrency": CALLS})
+    async with AsyncExitStack() as stack:
+        brokers = [await stack.enter_async_context(members.make().running()) for _ in range(2)]
+        await until(lambda: all(len(consumer_of(each).lanes) == PARTITIONS // 2 for each in brokers))
+        mine = consumer_of(brokers[0]).lanes
+        keys = [key for key in (f"k{n}" for n in range(5000)) if partition_for(key, PARTITIONS) in mine][:MESSAGES]
+        await brokers[0].publish_many("t", [{"k": key} for key in keys], key=lambda item: str(item["k"]))
+        await until(lambda: members.done >= MESSAGES)
+        return f"{time.monotonic() - members.starts[0]:.2f} s"
+
+
+Measure = Callable[[ThrowawayServer], Awaitable[str]]
+ROWS: Final[tuple[tuple[str, str, Measure], ...]] = (
+    (f"{MESSAGES} calls of 50 ms, `group_concurrency={CALLS}`, all on one of two members", "≤ 1.1 s", one_busy_member),
+)
+
+
+async def show(only: str) -> None:
+    """Print the table."""
+    print("\n| limits | measured | goal |\n|---|--:|--:|")
+    for what, goal, measure in ROWS:
+        if only in what:
+            with ThrowawayServer(tcp=True) as server:
+                print(f"| {what} | {await measure(server)} | {goal} |", flush=True)
