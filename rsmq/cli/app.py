@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "bench": "rsmq.cli.bench.command:bench", "demo": "rsmq.cli.demo.command:demo",
     "topic": "rsmq.cli.topic:app", "group": "rsmq.cli.group:app", "member": "rsmq.cli.member:app",
     "dlq": "rsmq.cli.dlq:app", "device": "rsmq.cli.device:app", "schedule": "rsmq.cli.schedule:app",
-    "schema": "rsmq.cli.schema:app", "message": "rsmq.cli.message:app",
+    "schema": "rsmq.cli.schema:app", "message": "rsmq.cli.message:app", "new": "rsmq.cli.new:new",
 }  # fmt: skip
 """Where each command, or noun with commands, is. Those of extras and other distributions are entry points."""
 

@@ -1,0 +1,75 @@
+"""`rsmq new`: what it writes is a service that works as it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Cli, Running
+from tests.servers import wait_until
+
+
+def test_its_tests_pass_and_its_types_hold(cli: Cli) -> None:
+    assert "pip install -e '.[test]' && pytest" in cli.ok("new", "my-service")
+    made = cli.directory / "my-service"
+    for command in (("pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"), ("mypy", "--strict", ".")):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=made, env=cli.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    compose = yaml.safe_load((made / "compose.yaml").read_text())
+    assert set(compose["services"]) == {"queue", "web", "worker", "dashboard"}
+    assert yaml.safe_load((made / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    assert "$" not in (made / "README.md").read_text()
+
+
+def test_it_takes_a_notification_and_delivers_it(cli: Cli, start: Callable[..., Running]) -> None:
+    """Its web application and its worker, as two processes on one server."""
+    cli.ok("new", "myservice")
+    cli.directory = cli.directory / "myservice"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    worker = start("worker", "app:broker")
+    web = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port)], cwd=cli.directory, env=cli.environment
+    )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(f"{address}/healthz"), "the web application answers")
+        body = json.dumps({"user": "+4930", "text": "hello"}).encode()
+        request = urllib.request.Request(
+            f"{address}/notifications", body, {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert response.status == 202
+        worker.expect("SMS to +4930: hello")
+    finally:
+        web.terminate()
+        web.wait(20)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("My Service", "use small letters"), ("class", "use small letters"), ("there", "there exists")]
+)
+def test_what_is_not_possible_is_said(cli: Cli, name: str, said: str) -> None:
+    Path(cli.directory, "there").mkdir()
+    done = cli("new", name)
+    assert done.returncode == 2
+    assert said in done.stderr
