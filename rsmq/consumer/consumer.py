@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -24,6 +24,7 @@ from rsmq.consumer.running.task_slot import TaskSlot
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.borrower import Borrower
 from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.flow_names import FlowNames
 from rsmq.consumer.waiting.group_rate import GroupRate
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, FirstLimit, KeyRate, RateLimit, all_of
@@ -70,13 +71,12 @@ class Consumer:
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
         self._group_rate: GroupRate | None = None
         self._borrower: Borrower | None = None
+        self._names_of: list[Callable[[Message], str | None]] = []  # by which limits count
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
         self._read_ahead = ReadAhead(context, self._runner, self.settler, self.fetchers)
-        if settings.read_ahead and handler.ordering == "key" and handler.distribution == "hash":
-            slots = handler.concurrency * (handler.batch or 1)
-            self.queue.read_ahead(settings.read_ahead, settings.prefetch, slots, self._read_ahead.wanted.set)
+        self._read_on()
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
         self.participation = Participation(
             context, heartbeat, self.membership, self.fetchers, self.settler, self._vitals
@@ -84,6 +84,16 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
+
+    def _read_on(self) -> None:
+        """What waits behind a key, for the rate of a name or for the turn of a tenant is kept as ids."""
+        handler, settings = self.handler, self._settings
+        if handler.tenants is not None or self._names_of:
+            self.queue.sort(FlowNames(handler.tenants, self._names_of), by_tenant=handler.tenants is not None)
+        may_wait = handler.ordering == "key" or (handler.ordering == "none" and self.queue.is_sorted)
+        if settings.read_ahead and may_wait and handler.distribution == "hash":
+            slots = handler.concurrency * (handler.batch or 1)
+            self.queue.read_ahead(settings.read_ahead, settings.prefetch, slots, self._read_ahead.wanted.set)
 
     def _use(self, rates: Sequence[Rate]) -> None:
         """Limit the queue."""
@@ -96,12 +106,14 @@ class Consumer:
                 elif isinstance(self.queue, CountedQueue):
                     permits = NamePermits(limit, self._borrower, self.queue, wake)
                     self.queue.count(permits.finish)
+                    self._names_of.append(permits.name_of)
                     first.append(permits)
         for rate in rates:
             if rate.by == "key":
                 first.append(KeyRate(rate, self._context.clock, self._let_go))
             elif rate.by is not None:
                 self._group_rate = GroupRate(rate, self._context, self.settler.ask, self.queue, wake)
+                self._names_of.append(self._group_rate.name_of)
             else:
                 whole = RateLimit(rate, lambda: len(self.membership.live), wake)
         self.queue.limit(rate=whole, message_rate=all_of(first, self._group_rate), group=calls)
@@ -134,7 +146,8 @@ class Consumer:
         work, rate = self.work, self.queue.message_rate
         if not work.waiting_for_rate or rate is None:
             return {**work.known}
-        most = rate.waiting(list(self.lanes.values())).most_common(MOST_NAMES)
+        lanes = list(self.lanes.values())
+        most = (rate.waiting(lanes) + self.queue.far_by_rate(lanes)).most_common(MOST_NAMES)
         return {**work.known, "waiting_for_rate_by": {name[:LONGEST_NAME]: number for name, number in most}}
 
     def _drop(self, lane: Lane) -> None:

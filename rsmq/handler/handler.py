@@ -21,6 +21,7 @@ from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.service import Service
 from rsmq.handler.signature import UNDECLARED, Signature, read_signature
+from rsmq.handler.tenants import Tenants
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
 
@@ -51,6 +52,7 @@ class Handler:
     execution: Execution
     rates: tuple[Rate, ...]
     group_concurrency: tuple[Concurrency, ...]
+    tenants: Tenants | None
     outputs: tuple[str, ...]
     replies: bool
     signature: Signature

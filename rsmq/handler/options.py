@@ -13,6 +13,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
+from rsmq.handler.tenants import TenantOf, Tenants, Weights
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import check_name
@@ -39,6 +40,8 @@ class SingleOptions(TypedDict, total=False):
     execution: Execution | None
     rate: Rate | Sequence[Rate] | None
     group_concurrency: int | Concurrency | Sequence[Concurrency] | None
+    tenant: TenantOf | None
+    weights: Weights | None
     output: str | Sequence[str] | None
     replies: bool
 
@@ -80,6 +83,7 @@ class OptionCheck:
             "execution": self._execution(function, is_async=is_async, has_dependencies=has_dependencies),
             "rates": self._rates(),
             "group_concurrency": self._group_concurrency(),
+            "tenants": self._tenants(),
             "outputs": self._outputs(),
             "replies": self._replies(),
         }
@@ -234,6 +238,28 @@ class OptionCheck:
         if self.is_batch and any(each.by for each in limits):
             raise self._wrong("group_concurrency with `by` counts single messages: leave batch out, or leave `by` out")
         return limits
+
+    def _tenants(self) -> Tenants | None:
+        """Each owner serves the tenants of its partitions in turn."""
+        function, weights = self._options["tenant"], self._options["weights"]
+        if function is None:
+            if weights is not None:
+                raise self._wrong("weights are those of tenants: add tenant=lambda message: message.headers['tenant']")
+            return None
+        if self._options["distribution"] == "shared":
+            raise self._wrong(
+                "distribution='shared' has no tenants, because what one member keeps waiting no other could start: "
+                "leave tenant out, or use distribution='hash', where partitions have owners"
+            )
+        if self._ordering() == "partition":
+            raise self._wrong(
+                "ordering='partition' handles all messages in the order of the partition, whoever they belong to: "
+                "leave tenant out, or use ordering='key'"
+            )
+        try:
+            return Tenants(function, weights)
+        except ConfigError as error:
+            raise self._wrong(str(error)) from None
 
     def _execution(self, function: Any, *, is_async: bool, has_dependencies: bool) -> Execution:
         if self._options["execution"] is None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.flow_names import FlowNames
 from rsmq.consumer.waiting.flows import IdPage
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import RateLimit
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Rate
+from rsmq.handler.tenants import Tenants
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
@@ -102,7 +105,7 @@ class History:
 
     def put_aside(self, choice: int) -> None:
         """The server knows that some have not started."""
-        ids = self.lane.flows.aside[: 1 + choice]
+        ids = list(self.lane.flows.aside)[: 1 + choice]
         self.aside.update(ids)
         self.lane.flows.is_aside(ids)
 
@@ -118,8 +121,8 @@ class History:
 
     def ask(self, _: int) -> None:
         """Bodies are asked for."""
-        if self.page is None and not self.lane.flows.aside:
-            self.page = self.lane.flows.page(is_full=self.queue.behind >= 2)
+        if self.page is None:
+            self.page = self.queue.page(self.lane)
             for ids in self.page.by_key.values() if self.page else ():
                 assert self.aside.issuperset(ids), "the server may believe that it has started"
 
@@ -130,7 +133,7 @@ class History:
             got = ids[: 1 + choice]
             messages = [self.stored[each] for each in got if each not in self.cancelled]
             assert page is not None
-            if self.queue.fill(self.lane, page, key, len(got), messages):
+            if self.queue.fill(self.lane, page, key, got, messages):
                 for each in self.cancelled.intersection(got):
                     self._gone(self.stored[each])
         if page:
@@ -140,7 +143,9 @@ class History:
         """A worker takes the next one; it must be the oldest of its key that is not finished."""
         if not self.queue.ready:
             return
-        message = self.queue.ready.popleft()
+        self._started(self.queue.ready.popleft())
+
+    def _started(self, message: Message) -> None:
         self.running.append(message)
         key = message.routing_key
         if key is not None:
@@ -224,11 +229,86 @@ class History:
         )
 
 
+class NamedHistory(History):
+    """The same with flows of names: tenants, or names of rates. A key may name several of them."""
+
+    def __init__(self, *, by_tenant: bool) -> None:
+        super().__init__()
+        self.names: dict[bytes, str] = {}
+        of = self._name
+        names = FlowNames(Tenants(of, {"1": 2}) if by_tenant else None, [] if by_tenant else [of])
+        self.by_tenant = by_tenant
+        self.queue.sort(names, by_tenant=by_tenant)
+
+    def _name(self, message: Message) -> str | None:
+        return self.names[message.entry_id]
+
+    def offer(self, choice: int, is_suspect: bool) -> None:
+        """A new message comes in, of one of three names."""
+        self.names[f"{self.number + 1}-0".encode()] = str((self.number * 7 // 3) % 3)
+        super().offer(choice, is_suspect and choice == 1)
+
+    def start(self) -> None:
+        """A worker takes the next one; it must be the oldest of its key that is not finished."""
+        before = len(self.queue.ready)
+        message = self.queue.take()
+        assert (message is not None) == (before > 0)
+        if isinstance(message, Message):
+            self._started(message)
+
+    def hold(self, _: int) -> None:
+        """The rate of the next one is used up."""
+        if self.queue.ready:
+            message = self.queue.ready.popleft()
+            self.held.append(message)
+            self.queue.hold(message, self.lane)
+
+    def check(self) -> None:
+        """What is counted is what is there."""
+        flows, named = self.lane.flows, self.lane.flows.named
+        far = list(flows.far_ids())
+        assert (flows.far, named.count) == (len(far), sum(count for _, count in named.counts()))
+        assert len(set(far)) == len(far)
+        assert not set(far) & self.lane.in_flight
+        behind = {key: len(messages) for key, messages in flows.waiting.items()}
+        apart = sum(count for key, count in behind.items() if key in flows.parked or key in flows.held)
+        assert self.queue.blocked == apart + len(flows.parked) + len(flows.held)
+        assert self.queue.behind == sum(behind.values()) - apart
+        every = [*self.queue.ready] if not self.by_tenant else list(iter(self.queue.ready))
+        suspects = len(self.queue._suspects)
+        assert self.queue.in_flight == len(self.running) + len(every) + self.queue.behind + suspects
+        assert sum(named.near.values()) <= len(every) + suspects + len(flows.held)
+        weights = [2 if self.by_tenant and name[0] == "1" else 1 for name in {*named, *named.near}]
+        assert self.queue._weights == sum(weights)
+        work = self.queue.work(len(self.running), [self.lane])
+        assert work.total == len(self.running) + len(every) + suspects + len(far) + sum(behind.values()) + len(
+            flows.held
+        ) + len(flows.parked)
+
+
+@pytest.mark.parametrize("by_tenant", [True, False])
+@settings(max_examples=200, deadline=None)
+@given(steps=STEPS)
+def test_named_flows_keep_order_and_lose_nothing_in_any_history(
+    steps: list[tuple[str, int, bool]], by_tenant: bool
+) -> None:
+    """Whatever names the messages of a key have: each starts after the one before it, and each starts."""
+    history = NamedHistory(by_tenant=by_tenant)
+    play(history, steps)
+    named = history.lane.flows.named
+    assert not history.queue._held_names
+    assert [*named.near, *named._near_of, *named._last_of, *named] == []
+
+
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_queue_keeps_order_and_counts_in_any_history(steps: list[tuple[str, int, bool]]) -> None:
     """In any order of events: keys stay in order, suspects run alone, and the counts are true."""
-    history = History()
+    play(History(), steps)
+
+
+def play(history: History, steps: list[tuple[str, int, bool]]) -> None:
+    """A history, and then all that is left of it."""
     for step, choice, flag in steps:
         if step == "offer":
             history.offer(choice, flag and choice == 1)

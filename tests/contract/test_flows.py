@@ -162,6 +162,10 @@ async def test_deleted_trimmed_and_cancelled_messages_leave_their_flow(hot: Hot)
         rows = await ask(hot.broker, "XRANGE", hot.broker.keys.stream("t", 0), "-", "+")
         ids = [row[0] for row in rows]
         await ask(hot.broker, "XDEL", hot.broker.keys.stream("t", 0), *ids[-20:-10])
+        (consumer,) = hot.broker.worker.consumers  # type: ignore[union-attr]
+        consumer.lanes[0].flows.aside.update(dict.fromkeys(ids[-20:-15]))  # as if these were not put aside yet
+        consumer._read_ahead.wanted.set()
+        await until(lambda: not consumer.lanes[0].flows.aside, "they are, and found to be deleted")
         assert isinstance(await hot.broker.cancel(refs[-1], topic="t", key="hot", group="g"), Cancelled)
         hot.gate.set()
         await settled(hot.broker, "t")

@@ -267,6 +267,8 @@ class Fetcher:
     def _room(self) -> tuple[int, bool]:
         """How many messages to read, and whether only the ids are kept of those that wait behind their keys."""
         prefetch, in_flight, ahead = self._settings.prefetch, self._queue.in_flight, self._queue.room_ahead
+        if self._queue.always_reads_ahead:
+            return max(ahead, prefetch - in_flight), True
         if ahead and prefetch - in_flight <= prefetch // 4:
             return ahead, True
         return prefetch - in_flight, self._queue.blocked >= prefetch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import anyio
@@ -22,7 +23,6 @@ from rsmq.errors import BrokerError, GroupMissing
 from rsmq.handler.retry import is_suspect
 from rsmq.model.message import Message
 from rsmq.model.reason import lost_body
-from rsmq.model.words import count
 from rsmq.redis.scripts import OK, PUT_ASIDE, READ_AGAIN, STALE_EPOCH
 
 log = logging.getLogger("rsmq.fetch")
@@ -65,7 +65,8 @@ class ReadAhead:
                 if isinstance(error, BaseException) and not isinstance(error, BrokerError):
                     raise error
             if any(lane.flows.is_wanting for lane in lanes):
-                await anyio.sleep(PAUSE)
+                with anyio.move_on_after(PAUSE):
+                    await self.wanted.wait()
                 self.wanted.set()
 
     async def _serve(self, lane: Lane) -> None:
@@ -74,12 +75,13 @@ class ReadAhead:
             while lane.lease.is_held() and not lane.is_quiet:
                 if flows.aside:
                     await self._put_aside(lane)
-                    continue
-                is_full = self._queue.behind >= self._settings.prefetch
-                page = None if self._fetchers.is_paused or not lane.outgoing.has_room else flows.page(is_full=is_full)
-                if page is None:
+                may_read = lane.lease.is_held() and not self._fetchers.is_paused and lane.outgoing.has_room
+                page = self._queue.page(lane) if may_read and not lane.is_quiet else None
+                if page is not None:
+                    await self._read_again(lane, page)
+                    self._runner.wake_soon()
+                elif not flows.aside:
                     return
-                await self._read_again(lane, page)
         except GroupMissing:  # it is made again from the start: all of it comes again, in order
             lane.lease.lose()
             raise
@@ -88,26 +90,34 @@ class ReadAhead:
             raise
 
     async def _put_aside(self, lane: Lane) -> None:
-        ids = lane.flows.aside[:PAGE]
+        ids = list(islice(lane.flows.aside, PAGE))
         keys = (lane.stream, lane.lease_key, lane.dlq_key)
-        about = (self._settings.dlq_length, *lost_body(lane.group, self._member))
+        about = (self._trims, self._settings.dlq_length, *lost_body(lane.group, self._member))
+        filling = lane.flows.filling
         reply = await self._settler.ask(
             PUT_ASIDE, keys, (self._member, lane.epoch, lane.group, lane.flows.number(), *about, *ids)
         )
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return
-        lane.flows.is_aside(ids)
-        self._settler.report_lost(lane, reply[1:])  # their ids leave the flow when they are read again
+        if filling == lane.flows.filling:  # otherwise all was forgotten meanwhile
+            lane.flows.is_aside(ids)
+        if reply[0] != OK:
+            return
+        lost, trimmed = reply[1:]
+        if filling == lane.flows.filling:
+            lane.flows.lose([*lost, *trimmed])
+        self._settler.report_lost(lane, lost)
+        self._settler.report_trimmed(lane, trimmed)
 
     async def _read_again(self, lane: Lane, page: IdPage) -> None:
         flows = lane.flows
-        pairs = [(each, int(flows.is_first(each))) for ids in page.by_key.values() for each in ids]
+        asked = [each for ids in page.by_key.values() for each in ids if each not in page.lost]
+        pairs = [(each, int(flows.is_first(each))) for each in asked]
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key, lane.cancels_key, lane.cancelled_key)
-        trims = int(self._topic.max_length > 0 and self._topic.on_full == "trim")
         budget = self._page_limit.of(int(self._settings.prefetch_bytes) // 4)
-        args = (self._member, lane.epoch, lane.group, flows.number(), budget, trims)
-        about = (self._settings.dlq_length, *lost_body(lane.group, self._member))
+        args = (self._member, lane.epoch, lane.group, flows.number(), budget)
+        about = (self._trims, self._settings.dlq_length, *lost_body(lane.group, self._member))
         with lane.recovery.claiming():
             with self._page_limit.asking():
                 reply = await self._settler.ask(
@@ -127,12 +137,12 @@ class ReadAhead:
             return
         late = list[Message]()
         for key, ids in page.by_key.items():
-            found = [entry_id for entry_id in ids if entry_id in rows]  # from the front, up to the budget
+            found = list(takewhile(lambda each: each in rows or each in page.lost, ids))  # up to the budget
             messages = [
                 self._message(lane, entry_id, *rows[entry_id], is_first=bool(firsts[entry_id]))
-                for entry_id in found if len(rows[entry_id]) == 2
+                for entry_id in found if len(rows.get(entry_id, ())) == 2
             ]  # fmt: skip
-            if not self._queue.fill(lane, page, key, len(found), messages):
+            if not self._queue.fill(lane, page, key, found, messages):
                 late += messages
         self._note(lane, rows)
         if late and lane.lease.is_held():  # the lane was made quiet meanwhile
@@ -147,11 +157,13 @@ class ReadAhead:
     def _note(self, lane: Lane, rows: dict[bytes, list[Any]]) -> None:
         words = [(entry_id, row[0]) for entry_id, row in rows.items() if len(row) == 1]
         self._settler.report_lost(lane, [entry_id for entry_id, word in words if word == b"LOST"])
-        cancelled, trimmed = (sum(word == wanted for _, word in words) for wanted in (b"CANCELLED", b"TRIMMED"))
-        self._stats["cancelled"] += cancelled
-        self._stats["trimmed"] += trimmed
-        if trimmed:
-            log.warning("%s trimmed from %s before their turn came", count(trimmed, "message"), lane.stream)
+        self._settler.report_trimmed(lane, [entry_id for entry_id, word in words if word == b"TRIMMED"])
+        self._stats["cancelled"] += sum(word == b"CANCELLED" for _, word in words)
+
+    @property
+    def _trims(self) -> int:
+        """Whether the topic itself removes entries when it is full."""
+        return int(self._topic.max_length > 0 and self._topic.on_full == "trim")
 
     def __repr__(self) -> str:
         return f"<ReadAhead {self._queue!r}>"

@@ -21,6 +21,7 @@ from rsmq.model.failed_attempt import PAST, FailedAttempt, failed_attempts, to_f
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 from rsmq.model.reason import Reason, lost_body
+from rsmq.model.words import count
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import (
@@ -365,6 +366,13 @@ class Settler:
                 "entry %d/%s of topic %s was deleted by another client before %s had settled it, and its message id "
                 "with it: its dead letter is found by `rsmq trace %d/%s --topic %s`", *at, lane.group, *at,
             )  # fmt: skip
+
+    def report_trimmed(self, lane: Lane, ids: Collection[bytes]) -> None:
+        """Their topic was full and has removed them before their turn came: it was told to do so."""
+        if ids:
+            lane.in_flight.difference_update(ids)
+            self._stats["trimmed"] += len(ids)
+            log.warning("%s trimmed from %s before their turn came", count(len(ids), "message"), lane.stream)
 
     def _fenced(self, lane: Lane, *args: Value) -> Command:
         return (lane.stream, lane.lease_key, lane.retry_key), (self._member, lane.epoch, self._group, *args)

@@ -1,16 +1,17 @@
-"""What waits in one lane, and for what: behind a message of its key, for a retry, for a rate.
+"""What waits in one lane, and for what: behind a message of its key, for a retry, for a rate, for its tenant's turn.
 
-`waiting.md` beside this file says what may wait, where and until when.
+`README.md` beside this file says what may wait, where and until when.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from rsmq.consumer.waiting.ids import Ids
+from rsmq.consumer.waiting.named_flows import FlowName, NamedFlows
 from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
 
@@ -38,9 +39,13 @@ NONE: Final = KeyFlow(maxlen=0)
 
 
 class IdPage(NamedTuple):
-    """Ids that are read again in one call: of each key some from the front of its flow."""
+    """Ids that are read again in one call: of each key, or named flow, some from the front of its flow.
 
-    by_key: dict[bytes, list[bytes]]
+    `lost` are those that became dead letters meanwhile: they are not asked for.
+    """
+
+    by_key: dict[bytes | FlowName, list[bytes]]
+    lost: frozenset[bytes]
     of: int
     """The filling of the flows that they are from: after `clear` they are forgotten."""
 
@@ -54,20 +59,23 @@ class Flows:
     server.
 
     Read ahead: `far` counts the ids without a message, and `newest` is the newest id that ever was one of them. Those
-    in `aside` are first deliveries of which the server does not know yet that they have not started. `thin` are the
-    keys whose flow is to be read again; a key in `dry` has no message in memory, not even one that runs.
+    in `aside` are first deliveries of which the server does not know yet that they have not started; those in `gone`
+    were deleted, and have their dead letter. `thin` are the keys and names whose flow is to be read again; a key in
+    `dry` has no message in memory, not even one that runs. `named` are the flows of tenants and of names of rates.
     Invariant: all that waits as an id above `kept_until` is a first delivery.
     """
 
     __slots__ = (
-        "_asked", "_calls", "_fillings", "_known", "aside", "dry", "far", "held", "kept_until", "newest", "parked",
-        "raw_entries", "thin", "untimed", "waiting",
+        "_asked", "_calls", "_fillings", "_known", "aside", "dry", "far", "gone", "held", "kept_until", "named",
+        "newest", "parked", "raw_entries", "thin", "untimed", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.far = 0
-        self.aside: list[bytes] = []
-        self.thin: dict[bytes, None] = {}
+        self.aside: dict[bytes, None] = {}
+        self.gone: set[bytes] = set()
+        self.named = NamedFlows()
+        self.thin: dict[bytes | FlowName, None] = {}
         self.dry: set[bytes] = set()
         self.newest = (0, 0)
         self.kept_until = (0, 0)
@@ -89,6 +97,13 @@ class Flows:
             return False
         self.waiting[key] = NONE
         return True
+
+    def put_behind(self, key: bytes, message: Message) -> None:
+        """A message waits behind its key, last."""
+        flow = self.waiting[key]
+        if flow is NONE:
+            flow = self.waiting[key] = KeyFlow()
+        flow.append(message)
 
     def put_first(self, key: bytes, messages: Sequence[Message]) -> None:
         """Messages that were taken together with the one that holds their key wait behind it again, first."""
@@ -146,13 +161,25 @@ class Flows:
         if flow.ids is None:
             flow.ids = Ids()
         flow.ids.append(message.entry_id)
-        self.far += 1
-        self.newest = max(self.newest, parse_stream_id(message.entry_id))
-        if message.is_redelivered:
-            self.kept_until = self.newest
-        else:
-            self.aside.append(message.entry_id)
+        self._note_far(message)
         self._look_at(key, flow)
+
+    def keep_in(self, name: FlowName, message: Message, key: bytes | None, low: int) -> None:
+        """Keep only the id of a message, at the end of a named flow. It is thin with up to `low` in memory."""
+        self.named.append(name, message, key)
+        self._note_far(message)
+        if self.named.near.get(name, 0) <= low:
+            self.thin[name] = None
+
+    def _note_far(self, message: Message) -> None:
+        entry_id = message.entry_id
+        at = parse_stream_id(entry_id)
+        self.far += 1
+        self.newest = max(self.newest, at)
+        if message.is_redelivered:
+            self.kept_until = max(self.kept_until, at)
+        else:
+            self.aside[entry_id] = None
 
     def _look_at(self, key: bytes, flow: KeyFlow) -> None:
         """Read more of a flow before it runs dry, unless its key cannot start soon."""
@@ -164,6 +191,11 @@ class Flows:
         """Whether there is something to put aside, or to read again."""
         return bool(self.aside or self.thin)
 
+    @property
+    def filling(self) -> int:
+        """Changes when all that waits is forgotten."""
+        return self._fillings
+
     def number(self) -> int:
         """Of the next call: one that comes after a later one does nothing."""
         self._calls += 1
@@ -174,36 +206,68 @@ class Flows:
         return parse_stream_id(entry_id) > self.kept_until
 
     def is_aside(self, ids: Sequence[bytes]) -> None:
-        """The server knows that these, the first ones, have not started."""
-        if self.aside[: len(ids)] == ids:  # otherwise all was forgotten meanwhile
-            del self.aside[: len(ids)]
+        """The server knows that these have not started."""
+        for entry_id in ids:
+            self.aside.pop(entry_id, None)
 
-    def page(self, *, is_full: bool) -> IdPage | None:
-        """What to read again next: first what is dry. `is_full`: only that, and little. `filled` must follow. None:
-        nothing."""
-        by_key, count, share = dict[bytes, list[bytes]](), 0, FEWEST if is_full else SHARE
+    def lose(self, ids: Iterable[bytes]) -> None:
+        """Their entries were deleted, and they are settled: they leave their flow without another question."""
+        self.gone.update(ids)
+
+    def page(self, *, is_full: bool, share_of: Callable[[FlowName], int] | None = None) -> IdPage | None:
+        """What to read again next: first what is dry. `is_full`: only that, and little. `share_of`: how many of a named
+        flow; None: nothing of them. What is not put aside yet is not asked for. `filled` must follow. None: nothing."""
+        by_key, count = dict[bytes | FlowName, list[bytes]](), 0
         for key in [*(self.dry & self.thin.keys()), *[key for key in self.thin if key not in self.dry]]:
-            flow = self.waiting.get(key, NONE)
-            if not flow.ids or key in self.parked or key in self.held:
+            if count >= PAGE:
+                break
+            if isinstance(key, bytes):
+                flow = self.waiting.get(key, NONE)
+                is_over = not flow.ids or key in self.parked or key in self.held
+                most = 0 if is_full and key not in self.dry else FEWEST if is_full else SHARE
+                ids = flow.ids.first(min(most, PAGE - count)) if flow.ids else []
+            else:
+                is_over = key not in self.named
+                ids = [] if share_of is None else self.named.first(key, min(share_of(key), PAGE - count))
+            if is_over:
                 del self.thin[key]
-            elif count < PAGE and (not is_full or key in self.dry):
-                by_key[key] = flow.ids.first(min(share, PAGE - count))
-                count += len(by_key[key])
-        self._asked = [entry_id for ids in by_key.values() for entry_id in ids]
-        return IdPage(by_key, self._fillings) if by_key else None
+            elif ids := list(takewhile(lambda each: each not in self.aside, ids)):
+                by_key[key] = ids
+                count += len(ids)
+        lost = frozenset(self.gone and self.gone.intersection(chain.from_iterable(by_key.values())))
+        self._asked = [entry_id for ids in by_key.values() for entry_id in ids if entry_id not in lost]
+        return IdPage(by_key, lost, self._fillings) if by_key else None
 
-    def filled(self, page: IdPage, key: bytes, gone: int) -> bool:
-        """So many of a key's ids are read, or settled. False: all was forgotten meanwhile."""
+    def filled(self, page: IdPage, key: bytes | FlowName, ids: Sequence[bytes]) -> bool:
+        """These are read, or settled: the first ones of a flow. False: all was forgotten meanwhile."""
         if page.of != self._fillings:
             return False
+        self.gone.difference_update(ids)
+        self.far -= len(ids)
+        if not isinstance(key, bytes):
+            self.named.drop(key, len(ids))
+            if key not in self.named:
+                self.thin.pop(key, None)
+            return True
         flow = self.waiting[key]
         assert flow.ids is not None, "ids leave a flow only here"
-        flow.ids.drop(gone)
-        self.far -= gone
+        flow.ids.drop(len(ids))
         if not flow.ids:
             flow.ids = None
             self.thin.pop(key, None)
         return True
+
+    def becomes_thin(self, name: FlowName, low: int) -> bool:
+        """Whether a named flow has too little in memory now, and had not before: it is to be read again."""
+        if name not in self.named or name in self.thin or self.named.near.get(name, 0) > low:
+            return False
+        self.thin[name] = None
+        return True
+
+    def is_supplied(self, name: FlowName, low: int) -> None:
+        """Whether a named flow has enough in memory now."""
+        if self.named.near.get(name, 0) > low:
+            self.thin.pop(name, None)
 
     def end_drought(self, key: bytes) -> bool:
         """Whether a key has waited for its next message to be read. It does not any more: one is there, or none is
@@ -235,7 +299,7 @@ class Flows:
 
     def far_ids(self) -> Iterator[bytes]:
         """The ids of all that waits without a message."""
-        return chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids)
+        return chain(chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids), self.named.ids())
 
     def known(self, recovery: int) -> frozenset[bytes]:
         """The same at the begin of the recovery with this number: others come only by itself, behind its cursor."""
@@ -313,7 +377,9 @@ class Flows:
         for key in free | self.parked.keys() | self.dry:
             self.waiting.pop(key, None)
         self.far = 0
-        self.aside = []
+        self.aside = {}
+        self.gone.clear()
+        self.named.clear()
         self.thin.clear()
         self.dry.clear()
         self._asked = []

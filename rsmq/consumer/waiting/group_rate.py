@@ -164,6 +164,10 @@ class GroupRate:
             held[share.name] = sum(1 + queue.waits_behind(*pair) for pair in list(share.waiting) if queue.holds(*pair))
         return +held
 
+    def name_of(self, message: Message) -> str | None:
+        """What the rate counts a message by; None: it is not limited."""
+        return self._naming.name(message)
+
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def _call_soon(self, share: Share) -> None:

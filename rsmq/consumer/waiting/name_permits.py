@@ -63,6 +63,10 @@ class NamePermits:
         self._running[message] = calls
         return True
 
+    def name_of(self, message: Message) -> str | None:
+        """What a message is counted by; None: it is not limited."""
+        return self._naming.name(message)
+
     def _loan_of(self, calls: NameCalls) -> Loan:
         """Its permits. The borrower forgets those of a name that is not in use."""
         loan = self._borrower.loan(calls.name)

@@ -5,14 +5,17 @@ Pure bookkeeping without I/O. The runner takes from `ready`; everything else is 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from rsmq.consumer.waiting.flows import FEW, NONE, Flows, IdPage, KeyFlow
+from rsmq.consumer.waiting.flow_names import FlowNames
+from rsmq.consumer.waiting.flows import FEW, NONE, SHARE, Flows, IdPage, KeyFlow
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
+from rsmq.consumer.waiting.named_flows import FlowName
 from rsmq.consumer.waiting.raw_entries import RawEntries
+from rsmq.consumer.waiting.turns import Turns
 from rsmq.model.message import Message, RawEntry
 from rsmq.model.work import Work
 
@@ -44,6 +47,10 @@ class Queue:
         self._read_ahead = 0
         self._memory = 0
         self._on_thin: Callable[[], None] = lambda: None
+        self._names: FlowNames | None = None
+        self._turns: Turns | None = None
+        self._held_names: Counter[FlowName] = Counter()
+        self._weights = 0.0  # of all named flows of all lanes
         self._suspects: deque[Message] = deque()
         self._suspect: Message | None = None
 
@@ -58,6 +65,9 @@ class Queue:
             self._on_thin()
 
     def _add(self, lane: Lane, messages: Sequence[Message], ready: deque[Any], *, is_ahead: bool = False) -> None:
+        if self._names is not None and self._read_ahead:
+            self._add_named(lane, messages, ready, self._names, is_ahead=is_ahead)
+            return
         flows, is_ordered, is_serial = lane.flows, self.is_ordered, self._is_serial
         waiting = flows.waiting
         self.in_flight += len(messages)
@@ -68,22 +78,60 @@ class Queue:
             if is_ordered and key is not None:
                 behind = waiting.get(key)
                 if behind is not None:
-                    if behind.ids or (is_ahead and self._is_far(flows, key, behind)):
-                        flows.keep_id(key, message)
-                        lane.in_flight.discard(message.entry_id)
-                        self.in_flight -= 1
-                        continue
-                    if behind is NONE:
-                        behind = waiting[key] = KeyFlow()
-                    behind.append(message)
-                    if key in flows.parked:
-                        self._block(1)
-                    elif key in flows.held:
-                        self._hold(1)
-                    else:
-                        self.behind += 1
+                    self._add_behind(lane, message, key, behind, is_ahead=is_ahead)
                     continue
                 waiting[key] = NONE
+            if message.is_suspect:
+                self._admit(message)
+            else:
+                ready.append(message)
+
+    def _add_behind(self, lane: Lane, message: Message, key: bytes, behind: KeyFlow, *, is_ahead: bool) -> None:
+        """A message whose key is taken."""
+        flows = lane.flows
+        if behind.ids or (is_ahead and self._is_far(flows, key, behind)):
+            flows.keep_id(key, message)
+            lane.in_flight.discard(message.entry_id)
+            self.in_flight -= 1
+            return
+        flows.put_behind(key, message)
+        if key in flows.parked:
+            self._block(1)
+        elif key in flows.held:
+            self._hold(1)
+        else:
+            self.behind += 1
+
+    def _add_named(
+        self, lane: Lane, messages: Sequence[Message], ready: deque[Any], names: FlowNames, *, is_ahead: bool
+    ) -> None:
+        """The same where messages have a tenant, or a rate by name: one may also wait in the flow of these.
+
+        The last message of a key is behind all others of it: in a named flow, or else behind the key itself.
+        """
+        flows, named = lane.flows, lane.flows.named
+        self.in_flight += len(messages)
+        for message in messages:
+            key = message.routing_key if self.is_ordered else None
+            name = None if key is None or not named else named.flow_of(key)
+            behind = None if key is None or name is not None else flows.waiting.get(key)
+            if key is not None and behind is not None:
+                self._add_behind(lane, message, key, behind, is_ahead=is_ahead)
+                continue
+            if name is None and (is_ahead or named):
+                own = names.of(message)
+                name = own if own in named or (is_ahead and self._is_crowded(flows, own)) else None
+            if name is not None:
+                was_there = named.has(name)
+                flows.keep_in(name, message, key, self._low(name))
+                self._weigh(flows, name, was_there)
+                lane.in_flight.discard(message.entry_id)
+                self.in_flight -= 1
+                continue
+            if key is not None:
+                flows.take(key)
+            if self._turns is not None:
+                self._arrived(flows, names.of(message), message)
             if message.is_suspect:
                 self._admit(message)
             else:
@@ -92,7 +140,7 @@ class Queue:
     def offer_raw(self, lane: Lane, entries: list[RawEntry], made: dict[int, Message]) -> bool:
         """Take fetched entries, and messages only of those that are not plain. False: a key of the lane is taken, so
         a message is needed for each."""
-        if lane.flows.waiting:
+        if lane.flows.waiting or lane.flows.named or (self._names is not None and self.blocked >= self._memory):
             return False
         self.ready.append(RawEntries(lane, entries, made))
         self.in_flight += len(entries)
@@ -112,14 +160,24 @@ class Queue:
 
     @property
     def is_thirsty(self) -> bool:
-        """Whether slots may soon have nothing to do, because what is in memory waits behind keys."""
+        """Whether slots may soon have nothing to do, because what is in memory waits behind keys. With tenants always:
+        another one may come next."""
+        if self.always_reads_ahead:
+            return True
         return self._read_ahead > 0 and len(self.ready) <= self._slots and self.behind > self._memory // 4
+
+    @property
+    def always_reads_ahead(self) -> bool:
+        """Whether what is read may become ids although memory has room."""
+        return self._turns is not None and self._read_ahead > 0
 
     @property
     def room_ahead(self) -> int:
         """How many messages to read although memory is full."""
         if not self.is_thirsty:
             return 0
+        if self.always_reads_ahead:
+            return max(1, self._memory // 2)
         ready = sum(len(each.entries) if type(each) is RawEntries else 1 for each in self.ready)
         return self._memory // 2 - ready if ready <= self._slots else 0
 
@@ -139,11 +197,98 @@ class Queue:
         """How many messages wait of which only the id is kept. May be called from any thread."""
         return sum(lane.flows.far for lane in list(lanes))
 
-    def fill(self, lane: Lane, page: IdPage, key: bytes, gone: int, messages: Sequence[Message]) -> bool:
-        """Take messages of a key that were read again; `gone` ids are not needed any more. False: all was forgotten."""
+    # -- named flows: tenants, and names of rates -----------------------------------------------------------------
+
+    def sort(self, names: FlowNames, *, by_tenant: bool) -> None:
+        """Messages have a tenant (`by_tenant`), or a rate by name: what waits for these waits in named flows. Before
+        the runner runs."""
+        self._names = names
+        if by_tenant:
+            self._turns = Turns(names.of, names.weight)
+            self.ready = cast("deque[Any]", self._turns)  # it looks like one
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether messages have a tenant, or a rate by name."""
+        return self._names is not None
+
+    def _share(self, name: FlowName) -> int:
+        """How many messages of a named flow may be in memory: the flows of all lanes share half of it by weight."""
+        assert self._names is not None
+        weight = self._names.weight(name[0])
+        return max(1, int(min(SHARE * weight, self._memory / 2 * weight / max(weight, self._weights))))
+
+    def _low(self, name: FlowName) -> int:
+        """So few in memory, and the next ones of a named flow are read again."""
+        return self._share(name) // 2
+
+    def _is_crowded(self, flows: Flows, name: FlowName) -> bool:
+        """Whether one more message of a flow is kept only as an id: its rate is used up, or it has its share."""
+        if self._turns is None:
+            return self._held_names[name] > 0 or self.blocked >= 5 * self._memory
+        is_full = 2 * (self.in_flight + self.blocked) >= self._memory
+        return is_full and flows.named.near.get(name, 0) >= self._share(name)
+
+    def _arrived(self, flows: Flows, name: FlowName, message: Message) -> None:
+        """A message of a named flow is in memory."""
+        was_there = flows.named.has(name)
+        flows.named.arrived(name, message)
+        self._weigh(flows, name, was_there)
+
+    def _weight(self, name: FlowName) -> float:
+        return 1.0 if self._names is None else self._names.weight(name[0])
+
+    def _weigh(self, flows: Flows, name: FlowName, was_there: bool) -> None:
+        """A flow may have begun, or ended."""
+        is_there = flows.named.has(name)
+        if is_there != was_there:
+            self._weights += self._weight(name) if is_there else -self._weight(name)
+
+    def _started(self, message: Message, lane: Lane) -> None:
+        """A message leaves its named flow for good."""
         flows = lane.flows
-        if not flows.filled(page, key, gone):
+        name = flows.named.left(message)
+        if name is not None:
+            self._weigh(flows, name, was_there=True)
+        is_thin = name is not None and flows.becomes_thin(name, self._low(name))
+        if is_thin or (flows.thin and self.in_flight - self.behind <= self._memory // 2):
+            self._on_thin()
+
+    def page(self, lane: Lane) -> IdPage | None:
+        """What to read again next in a lane. None: nothing, or memory is full."""
+        is_full = self.blocked >= 5 * self._memory or self.in_flight - self.behind >= self._memory
+        return lane.flows.page(is_full=self.behind >= self._memory, share_of=None if is_full else self._share)
+
+    def _fill_named(self, lane: Lane, name: FlowName, messages: Sequence[Message]) -> None:
+        """They leave their flow, each for its key if that is taken."""
+        flows = lane.flows
+        for message in messages:
+            key = message.routing_key if self.is_ordered else None
+            behind = None if key is None else flows.waiting.get(key)
+            if key is not None and behind is not None:
+                self._add_behind(lane, message, key, behind, is_ahead=True)
+                continue
+            if key is not None:
+                flows.take(key)
+            self._arrived(flows, name, message)
+            self._admit(message)
+        flows.is_supplied(name, self._low(name))
+
+    def fill(
+        self, lane: Lane, page: IdPage, key: bytes | FlowName, ids: Sequence[bytes], messages: Sequence[Message]
+    ) -> bool:
+        """Take messages of a flow that were read again; its first `ids` are not needed any more. False: all was
+        forgotten."""
+        flows = lane.flows
+        was_there = not isinstance(key, bytes) and flows.named.has(key)
+        if not flows.filled(page, key, ids):
             return False
+        if not isinstance(key, bytes):
+            self._weigh(flows, key, was_there)
+            lane.in_flight.update([message.entry_id for message in messages])
+            self.in_flight += len(messages)
+            self._fill_named(lane, key, messages)
+            return True
         flow = flows.waiting[key]
         flow.extend(messages)
         lane.in_flight.update([message.entry_id for message in messages])
@@ -166,7 +311,7 @@ class Queue:
         if self._is_serial:
             message.routing_key = WHOLE
         key = message.routing_key
-        if key is None or key in lane.flows.waiting:
+        if key is None or key in lane.flows.waiting or (lane.flows.named and lane.flows.named.flow_of(key)):
             self.offer(lane, (message,), is_ahead=is_ahead)
             return False
         self.in_flight += 1
@@ -201,13 +346,24 @@ class Queue:
     @property
     def is_limited(self) -> bool:
         """Whether ready messages must be taken with `take`."""
-        return self.rate_limit is not None or self.group_limit is not None or self.message_rate is not None
+        return (
+            self.rate_limit is not None
+            or self.group_limit is not None
+            or self.message_rate is not None
+            or self._turns is not None
+        )
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether the rate of the whole handler is used up."""
+        return self.rate_limit is not None and self.rate_limit.is_closed
 
     @property
     def limited(self) -> int:
-        """How many messages only wait for a rate, with those behind their keys. May be called from any thread."""
-        if self.rate_limit is None or not self.rate_limit.is_closed:
-            return self.held
+        """How many messages in memory only wait for a rate, with those behind their keys. May be called from any
+        thread."""
+        if not self._is_closed:
+            return self.held + (0 if self._turns is None else sum(self._turns.waiting().values()))
         raw, single = RawEntries, list(self.ready)
         return self.held + sum(len(e.entries) if type(e) is raw else 1 + self.waits_behind(e, e.origin) for e in single)
 
@@ -218,22 +374,57 @@ class Queue:
         for_retry, for_rate = (sum(each.far_behind(held) for each, held in of) for of in (
             [(each, each.parked) for each in flows], [(each, each.held) for each in flows],
         ))  # fmt: skip
-        far = sum(each.far for each in flows) - for_retry - for_rate
+        far = sum(each.far - each.named.count for each in flows) - for_retry - for_rate
         return {
             "key": max(0, self.behind) + max(0, far),
             "retry": max(0, self.blocked - self.held) + for_retry,
-            "rate": self.limited + for_rate,
+            "rate": self.limited + for_rate + sum(count for name, count in self.far_in(flows) if self._waits_for(name)),
         }
+
+    @staticmethod
+    def far_in(flows: Iterable[Flows]) -> list[tuple[FlowName, int]]:
+        """How many wait as ids in each named flow."""
+        return [pair for each in flows for pair in each.named.counts()]
+
+    def _waits_for(self, name: FlowName) -> bool:
+        """Whether a named flow waits for a rate. If not, only for the turn of its tenant: it is ready."""
+        return self._turns is None or self._is_closed or self._turns.is_closed(name)
+
+    def tenants(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which tenant have not started: ready, or waiting for a rate. Those behind a key are not
+        counted. May be called from any thread."""
+        found = Counter[str]()
+        if self._turns is not None:
+            for tenant, count in self._turns.ready().items():
+                found[tenant or ""] += count
+            for (tenant, _), count in self.far_in([lane.flows for lane in list(lanes)]):
+                found[tenant or ""] += count
+        return found
+
+    def far_by_rate(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages wait as ids for the rate of which name. May be called from any thread."""
+        found = Counter[str]()
+        for flow, count in self.far_in([lane.flows for lane in list(lanes)]):
+            if flow[1] is not None and self._waits_for(flow):
+                found[flow[1]] += count
+        if self._turns is not None:
+            for (_, name), count in self._turns.waiting().items():
+                found[name or ""] += count
+        return found
 
     def work(self, running: int, lanes: Collection[Lane]) -> Work:
         """What all messages do now, of which so many are running. May be called from any thread."""
         raw, single, waits = RawEntries, [*self.ready, *self._suspects], self.waits(lanes)
-        startable = sum(len(each.entries) if type(each) is raw else 1 for each in single)
+        in_memory = sum(len(each.entries) if type(each) is raw else 1 for each in single)
         parked = sum(len(lane.flows.parked) for lane in lanes)
-        closed = self.limited - self.held  # all that is ready, with what is behind it
-        behind_closed = max(0, closed - startable) if closed else 0
+        behind_closed = max(0, self.limited - self.held - in_memory) if self._is_closed else 0
         for_key = waits["key"] - behind_closed + waits["retry"] - parked
-        return Work(running, 0 if closed else startable, max(0, for_key), waits["rate"], parked)
+        if self._is_closed:
+            in_memory = 0
+        elif self._turns is not None:
+            in_memory -= sum(self._turns.waiting().values())
+        far = sum(count for name, count in self.far_in([lane.flows for lane in lanes]) if not self._waits_for(name))
+        return Work(running, max(0, in_memory) + far, max(0, for_key), waits["rate"], parked)
 
     def taker(self) -> Callable[[], Any]:
         """What takes the next ready message: `take`, or less where there is no limit."""
@@ -261,6 +452,8 @@ class Queue:
                     whole.start()
                 if group is not None:
                     group.enter()
+                if self._names is not None and not is_raw:
+                    self._started(message, message.origin)
                 return message  # type: ignore[no-any-return]
             self.hold(message, message.origin)
         return None
@@ -269,6 +462,10 @@ class Queue:
         """The rate of a ready message is used up: it and what is behind its key wait for `let_go`."""
         self._next_suspect(message)
         lane.flows.hold(self._held_as(message), message)
+        if self._names is not None:
+            self._held_names[self._names.of(message)] += 1
+        if self._turns is not None:
+            self._turns.hold(message)
         behind = self.waits_behind(message, lane)
         self.behind -= behind
         self._hold(1 + behind)
@@ -296,9 +493,20 @@ class Queue:
 
     def _end_hold(self, lane: Lane, name: bytes | str, message: Message) -> None:
         lane.flows.let_go(name)
+        self._forget_hold(message)
         behind = self.waits_behind(message, lane)
         self.behind += behind
         self._hold(-1 - behind)
+
+    def _forget_hold(self, message: Message) -> None:
+        """A message is not held any more."""
+        if self._names is not None:
+            name = self._names.of(message)
+            self._held_names[name] -= 1
+            if self._held_names[name] <= 0:
+                del self._held_names[name]
+        if self._turns is not None:
+            self._turns.let_go(message)
 
     def startable(self) -> int:
         """How many ready messages other tasks may start now."""
@@ -468,6 +676,9 @@ class Queue:
             self._next_suspect(self._suspect)
         self.in_flight -= len(heads)
         withdrawn = [*heads, *flows.held.values()]
+        for message in flows.held.values():
+            self._forget_hold(message)
+        self._weights -= sum(map(self._weight, {*flows.named, *flows.named.near}))
         for key, behind in flows.waiting.items():
             self._forget_behind(lane, key, len(behind))
             withdrawn.extend(behind)
@@ -491,6 +702,8 @@ class Queue:
         for waiting in (self.ready, self._suspects):
             for message in [each for each in waiting if each.origin is lane and each.entry_id in ids]:
                 waiting.remove(message)
+                if self._names is not None:
+                    self._started(message, lane)
                 gone.add(message.entry_id)
                 self.finish(message, lane)
         for message in [each for each in flows.parked.values() if each.entry_id in ids]:
@@ -501,6 +714,8 @@ class Queue:
             self.finish(message, lane)
         for name, message in [pair for pair in flows.held.items() if pair[1].entry_id in ids]:
             self._end_hold(lane, name, message)
+            if self._names is not None:
+                self._started(message, lane)
             gone.add(message.entry_id)
             self.finish(message, lane)
         if flows.thin:

@@ -14,6 +14,7 @@ from tests.redis.lua.test_settle import EPOCH, GROUP, ME, OTHER, STALE, Partitio
 
 BIG = 1 << 30
 LATE = [b"LATE"]
+DONE: list[Any] = [b"OK", [], []]
 
 
 @pytest.fixture
@@ -22,10 +23,13 @@ async def partition(client: Client, keys: Keys) -> Partition:
     return await Partition(client, keys).prepare()
 
 
-async def put_aside(partition: Partition, number: int, *ids: bytes, owner: str = ME, epoch: str = EPOCH) -> Any:
+async def put_aside(
+    partition: Partition, number: int, *ids: bytes, owner: str = ME, epoch: str = EPOCH, trims: int = 0
+) -> Any:
     """One call of the script."""
     keys = (partition.stream, partition.lease, partition.dlq)
-    return await PUT_ASIDE(partition.client, keys, (owner, epoch, GROUP, number, 1000, *lost_body(GROUP, ME), *ids))
+    args = (owner, epoch, GROUP, number, trims, 1000, *lost_body(GROUP, ME))
+    return await PUT_ASIDE(partition.client, keys, (*args, *ids))
 
 
 async def read_again(
@@ -40,7 +44,7 @@ async def read_again(
 async def test_put_aside_makes_the_count_0_and_reading_again_makes_it_1(partition: Partition) -> None:
     """So what waits as an id has provably not started, and what has its body again may have."""
     ids = await partition.deliver(3)
-    assert await put_aside(partition, 1, *ids[1:]) == [b"OK"]
+    assert await put_aside(partition, 1, *ids[1:]) == DONE
     assert await partition.pending() == {ids[0]: (ME, 1), ids[1]: (ME, 0), ids[2]: (ME, 0)}
     assert await read_again(partition, 2, (ids[1], 1)) == [b"OK", [ids[1], 1, [b"data", b"x"]]]
     assert await partition.pending() == {ids[0]: (ME, 1), ids[1]: (ME, 1), ids[2]: (ME, 0)}
@@ -50,7 +54,7 @@ async def test_put_aside_makes_the_count_0_and_reading_again_makes_it_1(partitio
 async def test_many_ids_are_put_aside_with_one_call(partition: Partition) -> None:
     """More than one command of the server takes."""
     ids = await partition.deliver(1203)
-    assert await put_aside(partition, 1, *ids) == [b"OK"]
+    assert await put_aside(partition, 1, *ids) == DONE
     rows = await partition.call("XPENDING", partition.stream, GROUP, "-", "+", 2000)
     assert {row[3] for row in rows} == {0}
 
@@ -63,7 +67,7 @@ async def test_put_aside_that_comes_after_a_later_call_does_nothing(partition: P
     assert await put_aside(partition, 2, first) == LATE
     assert await partition.pending() == {first: (ME, 1)}
     await partition.call("HSET", partition.lease, "epoch", "8")
-    assert await put_aside(partition, 1, first, epoch="8") == [b"OK"], "numbers begin anew with a lease"
+    assert await put_aside(partition, 1, first, epoch="8") == DONE, "numbers begin anew with a lease"
 
 
 @pytest.mark.parametrize(("owner", "epoch"), [(ME, "6"), (OTHER, EPOCH)])
@@ -89,7 +93,7 @@ async def test_deleted_message_becomes_a_dead_letter_in_either_step(partition: P
     """XCLAIM would drop it without a trace."""
     ids = await partition.deliver(3)
     await partition.call("XDEL", partition.stream, ids[0], ids[1])
-    assert await put_aside(partition, 1, ids[0], ids[2]) == [b"OK", ids[0]]
+    assert await put_aside(partition, 1, ids[0], ids[2]) == [b"OK", ids[:1], []]
     assert await read_again(partition, 2, (ids[1], 1), (ids[2], 1)) == [
         b"OK", [ids[1], b"LOST"], [ids[2], 1, [b"data", b"x"]],
     ]  # fmt: skip
@@ -105,6 +109,15 @@ async def test_trimmed_message_is_settled_without_a_dead_letter(partition: Parti
         b"OK", [ids[0], b"TRIMMED"], [ids[1], b"TRIMMED"],
     ]  # fmt: skip
     assert (await partition.dead(), list(await partition.pending())) == ([], ids[2:])
+
+
+async def test_what_was_trimmed_before_it_is_put_aside_is_settled_without_a_dead_letter(partition: Partition) -> None:
+    """But what another client deleted in the midst of the stream becomes one."""
+    ids = await partition.deliver(4)
+    await partition.call("XDEL", partition.stream, ids[2])
+    await partition.call("XTRIM", partition.stream, "MAXLEN", "=", 2)
+    assert await put_aside(partition, 1, *ids, trims=1) == [b"OK", [ids[2]], ids[:1]]
+    assert (await partition.lost(), list(await partition.pending())) == ([ids[2]], [ids[1], ids[3]])
 
 
 async def test_cancelled_message_is_settled_when_it_is_read_again(partition: Partition) -> None:
