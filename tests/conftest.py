@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
+import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
+import sys
 import uuid
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -22,6 +27,11 @@ from tests.servers import Server
 
 # unbuffered, a process writes a print in pieces, and a line of its log can come between two of them
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# for these tests alone: without bytecode every start of a process compiles all that it imports
+sys.dont_write_bytecode = False
+
+ROOT = Path(__file__).parents[1]
 
 # how long an example takes says more about the machine than about the code
 hypothesis.settings.register_profile(
@@ -84,6 +94,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         ranks = {start: rank for rank, start in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: ranks.get(longest(ranks, item.nodeid), len(ranks)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile what the tests start as processes. Python would do it at each start where it may not write bytecode."""
+    if not hasattr(config, "workerinput"):
+        for folder in ("rsmq", "tests", "benchmarks"):
+            compileall.compile_dir(ROOT / folder, quiet=2)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With `-n`, each process imports another part of all tests first: pytest compiles each file once, not four
+    times at the same time."""
+    if hasattr(session.config, "workerinput") and session.config.args == ["tests"]:
+        files = sorted((ROOT / "tests").rglob("test_*.py"))
+        number, count = (int(os.environ[f"PYTEST_XDIST_WORKER{end}"].removeprefix("gw")) for end in ("", "_COUNT"))
+        first = len(files) * number // count
+        for path in (*files[first:], *files[:first]):
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # what is wrong is said when it is collected
+                importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
