@@ -15,8 +15,9 @@ from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url, duration_option, example
 from rsmq.cli.tables import print_table
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
-from rsmq.inspector.doctor import check_outbox, foreign_keys, gather, judge
+from rsmq.inspector.doctor import QueueFacts, check_outbox, foreign_keys, gather, judge
 from rsmq.inspector.state import ServerState
+from rsmq.model.extension import Extension, extensions
 from rsmq.model.words import count, duration, installed
 from rsmq.redis.preflight import Finding
 
@@ -75,7 +76,23 @@ async def look(connection: CommandConnection, over: timedelta) -> ServerState:
         more = [Finding("warn", "queues", f"they cannot be checked: {error}")]
     else:
         more = judge(facts)
+        for each in extensions("rsmq.doctor_rules"):
+            more += await added_findings(each, connection, facts)
     return replace(state, findings=(*state.findings, *more))
+
+
+async def added_findings(extension: Extension, connection: CommandConnection, facts: QueueFacts) -> list[Finding]:
+    """What a rule of another distribution finds. One that cannot be loaded, or fails, is a finding: others go on."""
+    try:
+        texts = await extension.load()(connection.client, connection.keys, facts)
+        return [Finding("warn", extension.name, text) for text in texts]
+    except BrokerUnavailable:
+        raise
+    except ConfigError as error:
+        return [Finding("warn", extension.name, str(error))]
+    except Exception as error:
+        said = f"its rule failed ({type(error).__name__}: {error}): update or uninstall {extension.distribution}"
+        return [Finding("warn", extension.name, said)]
 
 
 def describe(state: ServerState) -> None:

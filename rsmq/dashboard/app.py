@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -30,9 +31,11 @@ from rsmq.dashboard.history import HistorySampler
 from rsmq.dashboard.html import Html, Live, button, hidden, tag
 from rsmq.dashboard.page import Page, Room, Visit, failure, frame
 from rsmq.dashboard.queries import EVERY, PageNotFound, PageRefused, Queries
+from rsmq.dashboard.roles import Role
 from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.errors import BrokerError, ConfigError, RsmqError
 from rsmq.inspector.inspector import Inspector
+from rsmq.model.extension import Extension, extensions
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import Beside
 from rsmq.model.settings import Settings
@@ -68,11 +71,42 @@ PAGES: Final[dict[str, Build]] = {
 }
 
 
+ADDRESS: Final = re.compile(r"[a-z][a-z0-9-]*")
+"""What the name of a page that another distribution adds looks like."""
+OWN: Final = {"do", "static", *(path.split("/")[1] for path in PAGES)}
+
+
+def added_pages() -> list[Extension]:
+    """The pages that entry points add. None takes the address of a page of rsmq."""
+    found = extensions("rsmq.dashboard_pages")
+    return [each for each in found if ADDRESS.fullmatch(each.name) and each.name not in OWN]
+
+
+def added_page(extension: Extension) -> Build:
+    """A page of another distribution, loaded when it is asked for. Visitors get it who see all topics."""
+
+    async def build(visit: Visit) -> Page:
+        if not visit.visitor.sees(None) or Role.NONE in visit.visitor.topics.values():
+            raise PageRefused("your role does not show this page")
+        try:
+            page: Page = await extension.load()(visit)
+        except RsmqError:
+            raise
+        except Exception as error:
+            log.exception("the page %s of %s failed", extension.name, extension.distribution)
+            said = f"the page {extension.name} of {extension.distribution} failed: {type(error).__name__}: {error}"
+            raise RsmqError(said) from error
+        return page
+
+    return build
+
+
 class Dashboard:
     """The pages of one server. They ask it only while the application runs."""
 
     def __init__(self, settings: Settings, rules: Rules) -> None:
         self._settings, self._rules = settings, rules
+        self._added = added_pages()
         self._room: Room | None = None
         self._inspector: Inspector | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -94,13 +128,15 @@ class Dashboard:
                     task_status.started()
 
             async with Beside(run):
-                self._room = Room(queries, WaitingMessages(client, keys, settings), history, Audit(client, keys))
+                waiting, names = WaitingMessages(client, keys, settings), tuple(each.name for each in self._added)
+                self._room = Room(queries, waiting, history, Audit(client, keys), names)
                 yield
                 self._room = None
 
     def routes(self) -> list[Route | Mount]:
         """The pages, the actions and the files."""
         routes: list[Route | Mount] = [Route(path, self._page(build)) for path, build in PAGES.items()]
+        routes += [Route(f"/{each.name}", self._page(added_page(each))) for each in self._added]
         routes.append(Route("/do/{action}", self._answering(self._act), methods=["POST"]))
         routes.append(Mount("/static", StaticFiles(directory=STATIC)))
         routes.append(Route("/{rest:path}", self._answering(self._nothing)))

@@ -33,6 +33,8 @@ class Room:
     waiting: WaitingMessages
     history: HistorySampler
     audit: Audit
+    added: tuple[str, ...] = ()
+    """Names of the pages that other distributions add."""
 
 
 @dataclass(slots=True)
@@ -122,9 +124,10 @@ class Page:
 def frame(visit: Visit, page: Page, note: str = "") -> Html:
     """A whole page."""
     queries, visitor = visit.queries, visit.visitor
+    pages = [*PAGES, *((title_of(name), name) for name in visit.room.added)]
     links = [
         tag("a", text, href=visit.url(*([path] if path else [])), aria_current="page" if page.title == text else None)
-        for text, path in PAGES
+        for text, path in pages
     ]
     nav = tag(
         "header", tag("strong", "rsmq"), tag("nav", links),
@@ -145,6 +148,11 @@ def frame(visit: Visit, page: Page, note: str = "") -> Html:
         tag("script", "", src=f"{static}/dashboard.js", defer=True),
     ]  # fmt: skip
     return Html("<!doctype html>" + tag("html", tag("head", head), tag("body", nav, main), lang="en"))
+
+
+def title_of(name: str) -> str:
+    """`slow-orders` as `Slow orders`: the link to a page that another distribution adds."""
+    return name.replace("-", " ").capitalize()
 
 
 def word_for(visitor: Visitor) -> str:

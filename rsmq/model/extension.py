@@ -1,7 +1,7 @@
 """What the extras of this distribution, and other distributions, add by entry points of `importlib.metadata`.
 
-The group is `rsmq.commands`: docs/internals.md says what it takes. Listing it reads metadata, and runs no code
-of theirs; only what is used is loaded.
+The groups are commands, rules of the doctor and pages of the dashboard: docs/internals.md says what each takes. Listing
+a group reads metadata, and runs no code of theirs; only what is used is loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from rsmq.errors import ConfigError
 
-Group = Literal["rsmq.commands"]
+Group = Literal["rsmq.commands", "rsmq.doctor_rules", "rsmq.dashboard_pages"]
 OWN: Final = "rsmq"
 
 

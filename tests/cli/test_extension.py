@@ -1,13 +1,16 @@
-"""A command of another distribution, as it is after `pip install`: a module and its metadata on the path."""
+"""Commands and doctor's rules of another distribution, as after `pip install`: a module, its metadata on the path."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -16,6 +19,13 @@ import typer
 def hello(name: str = "you") -> None:
     \"\"\"Say hello.\"\"\"
     typer.echo(f"hello, {name}")
+
+async def slow(client, keys, facts):
+    length = await client.execute_command("STRLEN", f"{keys.prefix}:hello")
+    return [f"hello has {length} letters in {len(facts.board.groups)} groups: say less"] if length else []
+
+async def wrong(client, keys, facts):
+    raise ValueError("no greeting")
 """
 ENTRIES = """
 [rsmq.commands]
@@ -24,6 +34,11 @@ far = rsmq_hello_far:app [far]
 broken = rsmq_hello:nothing
 worker = rsmq_hello:hello
 gateway = rsmq_hello:hello
+
+[rsmq.doctor_rules]
+long-greeting = rsmq_hello:slow
+wrong-greeting = rsmq_hello:wrong
+far-greeting = rsmq_hello_far:rule [far]
 """
 
 
@@ -78,3 +93,19 @@ def test_no_distribution_takes_a_command_of_rsmq(installed: dict[str, str], word
     said = rsmq(installed, word, "--help").stdout
     assert f"Example: rsmq {word} app:broker" in said
     assert "Say hello." not in said
+
+
+def test_rules_of_another_distribution_are_findings_of_the_doctor(
+    installed: dict[str, str], server: Server, prefix: str
+) -> None:
+    """What they find, what has failed in one, and what another one needs; all others go on."""
+    with server.client() as client:
+        client.set(f"{prefix}:hello", "hi", ex=600)
+    done = rsmq(installed, "doctor", "--over", "PT0S", "--json", RSMQ_URL=server.url, RSMQ_PREFIX=prefix)
+    assert done.returncode == 0, done.stderr
+    found = {each["topic"]: (each["level"], each["text"]) for each in json.loads(done.stdout)["findings"]}
+    assert found["long-greeting"] == ("warn", "hello has 2 letters in 0 groups: say less")
+    said = "its rule failed (ValueError: no greeting): update or uninstall rsmq-hello"
+    assert found["wrong-greeting"] == ("warn", said)
+    assert found["far-greeting"][1].endswith("pip install 'rsmq-hello[far]'")
+    assert found["queues"][0] == "ok"
