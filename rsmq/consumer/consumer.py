@@ -57,8 +57,12 @@ class Consumer:
     def __init__(
         self, context: ConsumerContext, middlewares: Sequence[Middleware], heartbeat: Heartbeat, ask: Ask | None = None
     ) -> None:
-        self._context, self._settings, self._heartbeat = context, context.settings, heartbeat
-        self.topic, self.handler, self.member = context.topic, context.handler, context.member
+        self._context = context
+        self._settings = context.settings
+        self._heartbeat = heartbeat
+        self.topic = context.topic
+        self.handler = context.handler
+        self.member = context.member
         self.lanes, self.stats = context.lanes, context.stats
         client, keys, settings, handler = context.client, context.keys, context.settings, context.handler
         self._leases = Leases(client, keys, settings, self.member)

@@ -42,8 +42,12 @@ class LaneLifecycle:
     ) -> None:
         self._client, self._member = context.client, context.member
         self._lanes, self._stats = context.lanes, context.stats
-        self._runner, self._queue, self._settler = runner, runner.queue, settler
-        self._fetchers, self._leases, self._heartbeat = fetchers, leases, heartbeat
+        self._runner = runner
+        self._queue = runner.queue
+        self._settler = settler
+        self._fetchers = fetchers
+        self._leases = leases
+        self._heartbeat = heartbeat
 
     # -- taking ---------------------------------------------------------------------------------------------------
 

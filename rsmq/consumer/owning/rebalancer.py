@@ -50,10 +50,16 @@ class Rebalancer:
         heartbeat: Heartbeat,
         membership: Membership,
     ) -> None:
-        self._context, self._settings, self._lanes = context, context.settings, context.lanes
-        self._topic, self._group, self._member = context.topic, context.handler.group, context.member
+        self._context = context
+        self._settings = context.settings
+        self._lanes = context.lanes
+        self._topic = context.topic
+        self._group = context.handler.group
+        self._member = context.member
         self._fetchers, self._lifecycle = fetchers, lifecycle
-        self._leases, self._heartbeat, self._membership = leases, heartbeat, membership
+        self._leases = leases
+        self._heartbeat = heartbeat
+        self._membership = membership
         self._leaving: set[int] = set()
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
         self._newer = dict[int, int]()  # epochs that a service's database knows of these partitions

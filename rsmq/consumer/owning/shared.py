@@ -41,9 +41,15 @@ class SharedDistribution:
         heartbeat: Heartbeat,
         membership: Membership,
     ) -> None:
-        self._context, self._settings, self._lanes = context, context.settings, context.lanes
-        self._runner, self._reclaimer, self._fetchers = runner, reclaimer, fetchers
-        self._lifecycle, self._heartbeat, self._membership = lifecycle, heartbeat, membership
+        self._context = context
+        self._settings = context.settings
+        self._lanes = context.lanes
+        self._runner = runner
+        self._reclaimer = reclaimer
+        self._fetchers = fetchers
+        self._lifecycle = lifecycle
+        self._heartbeat = heartbeat
+        self._membership = membership
         self._lease_seconds = context.settings.lease_ttl.total_seconds()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:

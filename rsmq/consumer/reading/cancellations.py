@@ -34,8 +34,12 @@ class Cancellations:
     """Settles cancelled messages, and answers for those that run."""
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
-        self._context, self._client, self._member = context, context.client, context.member
-        self._runner, self._settler, self._moves = runner, settler, Moves(context, runner, settler)
+        self._context = context
+        self._client = context.client
+        self._member = context.member
+        self._runner = runner
+        self._settler = settler
+        self._moves = Moves(context, runner, settler)
         self._next_look = 0.0
         self.wanted = asyncio.Event()
         """A look at what is in flight is due."""

@@ -61,9 +61,16 @@ class Fetcher:
         reclaimer: Reclaimer,
         partition: int | None = None,
     ) -> None:
-        self._context, self._client, self._settings = context, context.client, context.settings
-        self._group, self._member, self._stats = context.handler.group, context.member, context.stats
-        self._runner, self._queue, self._settler, self._reclaimer = runner, runner.queue, settler, reclaimer
+        self._context = context
+        self._client = context.client
+        self._settings = context.settings
+        self._group = context.handler.group
+        self._member = context.member
+        self._stats = context.stats
+        self._runner = runner
+        self._queue = runner.queue
+        self._settler = settler
+        self._reclaimer = reclaimer
         self._lanes, self._partition = context.lanes, partition
         self._key = "" if partition is None else context.keys.stream(context.topic.name, partition)
         self._connection = RawConnection(self._client.node_for(self._key))
@@ -324,7 +331,10 @@ class Fetcher:
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
         commands = [self._settler.packed(batch) for batch in batches]
         commands += (self._read_command(lanes, share), self._reclaimer.cancellations.question(lanes))
-        self._read_by, self._read_of, self._blocked, began = self._connection.name, lanes, True, monotonic()
+        self._read_by = self._connection.name
+        self._read_of = lanes
+        self._blocked = True
+        began = monotonic()
         try:
             with self._client.page_limit.asking():
                 await self._connection.send(commands)

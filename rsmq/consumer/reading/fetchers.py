@@ -33,7 +33,9 @@ class Fetchers:
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler, reclaimer: Reclaimer) -> None:
         self._context, self._lanes = context, context.lanes
-        self._runner, self._settler, self._reclaimer = runner, settler, reclaimer
+        self._runner = runner
+        self._settler = settler
+        self._reclaimer = reclaimer
         self._is_split = context.client.is_cluster
         self._fetchers: dict[int | None, Fetcher] = {}
         self._scopes: dict[int | None, anyio.CancelScope] = {}

@@ -28,7 +28,9 @@ class Moves:
     """Moves the timers of parked messages. A call that fails is repeated with the next look."""
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
-        self._client, self._member, self._group = context.client, context.member, context.handler.group
+        self._client = context.client
+        self._member = context.member
+        self._group = context.handler.group
         self._runner, self._settler = runner, settler
 
     async def look_at(self, lane: Lane) -> None:

@@ -30,7 +30,9 @@ class RetryPoller:
 
     def __init__(self, context: ConsumerContext, reclaimer: Reclaimer, runner: Runner) -> None:
         self._settings, self._lanes = context.settings, context.lanes
-        self._reclaimer, self._runner, self._queue = reclaimer, runner, runner.queue
+        self._reclaimer = reclaimer
+        self._runner = runner
+        self._queue = runner.queue
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Poll until cancelled."""

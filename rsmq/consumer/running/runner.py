@@ -61,7 +61,9 @@ class Runner(Pool):
     ) -> None:
         super().__init__(queue, handler.concurrency, handler.timeout)
         self._error_hooks, self._name = error_hooks, f"{handler.topic}/{handler.group}"
-        self.handler, self._settler, self._stats = handler, settler, stats
+        self.handler = handler
+        self._settler = settler
+        self._stats = stats
         self._call, self._payload_call = call, payload_call
         self.commit_check = CommitCheck(handler)
         self._raw_calls = payload_call and RawCalls(queue, handler.decode, payload_call, call)

@@ -75,7 +75,9 @@ class OutputRelay:
     """
 
     def __init__(self, context: ConsumerContext) -> None:
-        self._context, self._client, self._keys = context, context.client, context.keys
+        self._context = context
+        self._client = context.client
+        self._keys = context.keys
         self._topics = Topics(context.client, context.keys, context.settings)
         self._throttled = ThrottledLog(log)
         self._busy: dict[Lane, asyncio.Event] = {}  # set when there may be more

@@ -46,7 +46,9 @@ class Outputs:
     """
 
     def __init__(self, context: ConsumerContext, ask: Ask, on_stale: Callable[[Lane], None]) -> None:
-        self._context, self._client, self._keys = context, context.client, context.keys
+        self._context = context
+        self._client = context.client
+        self._keys = context.keys
         self._settings = context.settings
         self._member = context.member
         self._stats = context.stats

@@ -62,8 +62,12 @@ class Settler:
     """
 
     def __init__(self, context: ConsumerContext, on_stale: Callable[[Lane], None]) -> None:
-        self._client, self._member, self._group = context.client, context.member, context.handler.group
-        self._dlq_length, self._stats, self._on_stale = context.settings.dlq_length, context.stats, on_stale
+        self._client = context.client
+        self._member = context.member
+        self._group = context.handler.group
+        self._dlq_length = context.settings.dlq_length
+        self._stats = context.stats
+        self._on_stale = on_stale
         self.clock = context.clock
         self._throttled = ThrottledLog(log)
         self._dirty: list[Lane] = []

@@ -57,8 +57,14 @@ class GroupRate:
 
     def __init__(self, rate: Rate, context: ConsumerContext, ask: Ask, queue: Queue, wake: Callable[[], Any]) -> None:
         assert callable(rate.by)
-        self._limit, self._seconds, self._naming = rate.limit, rate.per.total_seconds(), Naming(rate.by, log)
-        self._context, self._ask, self._queue, self._wake, self.lag = context, ask, queue, wake, lag_of(rate)
+        self._limit = rate.limit
+        self._seconds = rate.per.total_seconds()
+        self._naming = Naming(rate.by, log)
+        self._context = context
+        self._ask = ask
+        self._queue = queue
+        self._wake = wake
+        self.lag = lag_of(rate)
         self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._seconds / 8))
         self._shares: dict[str, Share] = {}
         self._pending: dict[Message, tuple[Share, int]] = {}

@@ -81,7 +81,9 @@ class RateLimit:
     """This member's share of a handler's rate. Once it is used up, a timer calls `on_open` when there is room."""
 
     def __init__(self, rate: Rate, members: Callable[[], int], on_open: Callable[[], Any]) -> None:
-        self._rate, self._members, self._on_open = rate, members, on_open
+        self._rate = rate
+        self._members = members
+        self._on_open = on_open
         self._window = Window()
         self._share = 1, rate.share(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +121,10 @@ class KeyRate:
     """The rate of each key: the last starts of the keys of a lane are in the lane, because it has their only owner."""
 
     def __init__(self, rate: Rate, clock: ServerClock, on_open: Callable[[Message, Lane], Any]) -> None:
-        self._limit, self._seconds, self._clock, self._on_open = rate.limit, rate.per.total_seconds(), clock, on_open
+        self._limit = rate.limit
+        self._seconds = rate.per.total_seconds()
+        self._clock = clock
+        self._on_open = on_open
         self.lag = lag_of(rate)
 
     def _windows(self, lane: Lane) -> KeyWindows:

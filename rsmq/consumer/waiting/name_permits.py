@@ -42,7 +42,9 @@ class NamePermits:
     def __init__(self, limit: Concurrency, borrower: Borrower, queue: Queue, wake: Callable[[], Any]) -> None:
         assert limit.by is not None
         self._limit, self._naming = limit.limit, Naming(limit.by, log)
-        self._borrower, self._queue, self._wake = borrower, queue, wake
+        self._borrower = borrower
+        self._queue = queue
+        self._wake = wake
         self._names: dict[str, NameCalls] = {}
         self._running: dict[Message, NameCalls] = {}
 

@@ -23,7 +23,10 @@ class RawEntries:
     __slots__ = ("done", "entries", "made", "origin")
 
     def __init__(self, origin: Lane, entries: list[RawEntry], made: dict[int, Message]) -> None:
-        self.origin, self.entries, self.made, self.done = origin, entries, made, list[bytes]()
+        self.origin = origin
+        self.entries = entries
+        self.made = made
+        self.done = list[bytes]()
 
     def __len__(self) -> int:
         return 1
