@@ -5,9 +5,14 @@ import signal
 import sys
 from importlib import import_module
 
+SERVE = ("worker", "gateway", "exporter", "dashboard", "server")
+"""Commands that a container runs as its first process."""
+
 
 def main() -> None:
     """Run the command. While it still loads its modules, Ctrl-C ends it at once and without a traceback."""
+    if os.getpid() == 1 and sys.argv[1:2] and sys.argv[1] in SERVE:
+        import_module("rsmq.cli.first_process").be_child_of_init()
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

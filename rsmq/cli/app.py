@@ -19,6 +19,7 @@ from rsmq.cli.failure import exit_code, leaves, print_error
 from rsmq.cli.quick import completed_words
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.model.extension import Extension, extensions
+from rsmq.model.interrupt import mark
 from rsmq.model.words import installed, printable
 
 HELP: Final = "A message queue on Redis Streams: run workers, publish, watch, repair."
@@ -140,8 +141,9 @@ def options(
 
 def main() -> None:
     """Run the command line. Wrong use, an unreachable server, a full disk or Ctrl-C is not a traceback."""
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    open_standard_streams()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
     try:
         check_words(sys.argv)
         words = completed_words(os.environ)
@@ -160,6 +162,25 @@ def main() -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer would fail again at the exit
         sys.exit(report(RsmqError(f"cannot write: {error.strerror}")))
+
+
+def open_standard_streams() -> None:
+    """Open what the caller has closed: the next file or socket would get its number, and what others write there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.dup2(devnull := os.open(os.devnull, os.O_RDWR), number)
+                if devnull != number:
+                    os.close(devnull)
+            mode = "w" if number else "r"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open as long as it runs
+
+
+def terminate(number: int, _frame: object) -> None:
+    """End as after Ctrl-C: connections are closed, and the embedded server is released."""
+    raise mark(SystemExit(128 + number), number)
 
 
 def check_words(words: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import socket
@@ -17,6 +16,7 @@ from rsmq.cli.connection import ask, settings_for
 from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url, example
 from rsmq.errors import ConfigError
+from rsmq.model.interrupt import is_from_signal
 from rsmq.redis.embedded.server import server_text
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -105,5 +105,8 @@ def run(app: Any, server: Any, listener: socket.socket) -> None:
     config = server.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
     config.load()
     config.http_protocol_class = import_module("rsmq.dashboard.connection_limits").limited(config.http_protocol_class)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         anyio.run(lambda: server.Server(config).serve(sockets=[listener]))
+    except (KeyboardInterrupt, SystemExit) as error:  # uvicorn has stopped in order, and raises the signal again
+        if isinstance(error, SystemExit) and not is_from_signal(error):
+            raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from rsmq.cli.connection import connected
 from rsmq.cli.log import log_to_stderr
 from rsmq.cli.output import print_result
 from rsmq.cli.parameters import Url, example
+from rsmq.cli.serve import ending_at_signals
 from rsmq.inspector.observer import Observer
 from rsmq.telemetry.exporter import Exporter, group_samples
 from rsmq.telemetry.listener import Address
@@ -30,13 +30,12 @@ def exporter(
     /scale?topic=orders&group=billing answers how many workers a group needs, for an autoscaler.
     """
     log_to_stderr("info", as_json=as_json)
-    with contextlib.suppress(KeyboardInterrupt):
-        anyio.run(run, Address.parse(listen), url, as_json)
+    anyio.run(run, Address.parse(listen), url, as_json)
 
 
 async def run(address: Address, url: str | None, as_json: bool) -> None:
-    """Serve until interrupted."""
-    async with connected(url) as connection:
+    """Serve until a signal."""
+    async with ending_at_signals(), connected(url) as connection:
         observer = Observer(connection.client, connection.keys, connection.settings)
         async with Exporter(partial(group_samples, observer), Scaler(observer)).serving(address) as served:
             text = f"http://{served}/metrics"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+
+from pydantic_core import to_json
 
 from rsmq.gateway import Gateway
 from rsmq.telemetry import metric
 from rsmq.telemetry.endpoint import page_of
 from rsmq.telemetry.listener import Address, Answer, Listener
 from rsmq.telemetry.metric import Histogram, Metric, Sample
+
+log = logging.getLogger("rsmq.endpoint")
 
 PLAIN = {
     "connects accepted": metric.MQTT_CONNECTS,
@@ -65,18 +70,24 @@ def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
 def serving(gateway: Gateway, address: Address) -> Iterator[Address]:
     """Answer /metrics, /livez and /readyz for the length of the block."""
     gateway.timings = durations = Durations()
+    is_told = False
     page = page_of(lambda: read(gateway, durations))
 
     def metrics(accept: str) -> Answer:
         return (HTTPStatus.OK, *page(accept))
 
     def live(_accept: str) -> Answer:
-        return HTTPStatus.OK, "text/plain", b"ok\n"
+        return HTTPStatus.OK, "application/json", b'{"status": "ok"}\n'
 
     def ready(_accept: str) -> Answer:
-        is_ready = bool(gateway.ports) and not gateway.is_ended
-        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, "text/plain", b"ok\n" if is_ready else b"it does not listen\n"
+        nonlocal is_told
+        troubles = gateway.troubles()
+        if bool(troubles) is not is_told and gateway.ports:
+            is_told = bool(troubles)
+            log.warning("/readyz fails: %s", "; ".join(troubles)) if troubles else log.info("/readyz passes again")
+        status = HTTPStatus.SERVICE_UNAVAILABLE if troubles else HTTPStatus.OK
+        answer = {"status": "failing" if troubles else "ok", "troubles": troubles}
+        return status, "application/json", to_json(answer) + b"\n"
 
     listener = Listener(address, {"/metrics": metrics, "/livez": live, "/readyz": ready})
     try:

@@ -172,6 +172,24 @@ class ServedProcess:
         leave(128 + signal.SIGKILL)
 
 
+@asynccontextmanager
+async def ending_at_signals() -> AsyncIterator[None]:
+    """End the block, in order, at SIGTERM, Ctrl-C or SIGHUP, unless SIGHUP is ignored, as by `nohup`."""
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    with anyio.open_signal_receiver(*numbers) as received:
+        async with anyio.create_task_group() as tasks:
+
+            async def end() -> None:
+                async for _ in received:
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(end)
+            yield
+            tasks.cancel_scope.cancel()
+
+
 def leave(code: int) -> None:
     """End the process without waiting for threads: those that still run are handlers that did not stop."""
     logging.shutdown()

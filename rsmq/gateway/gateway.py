@@ -48,6 +48,7 @@ from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.own_tasks import own_tasks
 from rsmq.persistence.mqtt_clients import KICK
 from rsmq.producer import Producer
+from rsmq.redis.client.refusals import Refusals
 from rsmq.worker.worker import Worker
 
 log = logging.getLogger("rsmq.gateway")
@@ -96,6 +97,7 @@ class Gateway:
         self.pressure: Pressure | None = None
         self._stopping = anyio.Event()
         self._lease: GatewayLease | None = None
+        self._refusals: Refusals | None = None
         self._started_ms = 0
         """By the server's clock; 0 before it runs."""
 
@@ -132,6 +134,7 @@ class Gateway:
         async with connection(
             settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
         ) as opened, own_tasks() as tasks, ConnectionTasks(counts) as connection_tasks:  # fmt: skip
+            self._refusals = opened.connector.refusals
             context = self.context = self._build(opened, gatekeeper, connection_tasks, counts)
             tasks.start_soon(self._others.run)
             await self.routes.look_up(opened.topics)
@@ -226,6 +229,15 @@ class Gateway:
                 await context.fleet.sessions.beat(0)
             except BrokerError as error:
                 log.info("this gateway could not leave: %s", error)
+
+    def troubles(self) -> list[str]:
+        """Why it should get no new clients now; empty if it may. From any thread."""
+        if self._lease is None or self._refusals is None or not self.ports or self.is_ended:
+            return ["it does not listen"]
+        if self._stopping.is_set():
+            return ["it is stopping"]
+        lease = self._lease.trouble
+        return [*([lease] if lease else []), *self._refusals.standing(self.options.lease.total_seconds())]
 
     def stop(self) -> None:
         """Stop: close the connections, and leave the fleet."""

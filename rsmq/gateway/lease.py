@@ -22,6 +22,8 @@ class GatewayLease:
         self._context = context
         self._length = context.rules.options.lease
         self._under_way = set[str]()
+        self._confirmed = monotonic()
+        self._trouble = ""
         self.server = ""
         """The server process that has it; empty after an outage, until `look_up`."""
 
@@ -55,10 +57,23 @@ class GatewayLease:
             except BrokerError as error:
                 suspects.interrupted(monotonic())
                 self.server = ""
-                log.info("the lease waits for the server: %s", error)
+                if not self._trouble:
+                    log.warning("the lease waits for the server: %s", error)
+                self._trouble = str(error)
+
+    @property
+    def trouble(self) -> str:
+        """Why it has run out; empty while it has not. From any thread."""
+        age = monotonic() - self._confirmed
+        if age < self._length.total_seconds():
+            return ""
+        return f"the lease of this gateway was not renewed for {age:.1f} s: {self._trouble or 'no answer yet'}"
 
     async def _renew(self, *, new: bool = False, of_all: bool = False) -> Renewal | None:
-        return await self._context.fleet.sessions.beat(to_ms(self._length), new=new, of_all=of_all)
+        found = await self._context.fleet.sessions.beat(to_ms(self._length), new=new, of_all=of_all)
+        self._confirmed = monotonic()
+        self._trouble = ""
+        return found
 
     async def _bury(self, gateway: str) -> None:
         """End the connections of a dead gateway. That may take longer than a lease, which is renewed meanwhile."""

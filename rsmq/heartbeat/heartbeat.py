@@ -26,7 +26,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings
-from rsmq.redis.client.connector import BlockingClient, Connector
+from rsmq.redis.client.connector import BlockingClient, Connector, translate
 from rsmq.redis.pubsub import probe
 from rsmq.redis.scripts import OK, TOUCH_MESSAGES, Value
 
@@ -84,6 +84,8 @@ class Heartbeat:
         self.last_confirmed = monotonic()  # read by other threads
         self.works_since: float | None = None
         """`awake` at the first success since the last failure."""
+        self.trouble = ""
+        """Why the last renewal failed; empty if it did not. Read by other threads."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -109,6 +111,11 @@ class Heartbeat:
     def is_absent(self) -> bool:
         """Whether the other members may take this one for dead: what it took now they could take away at once."""
         return self._presence.is_absent
+
+    @property
+    def absent_for(self) -> float:
+        """For how many seconds."""
+        return self._presence.absent_for
 
     @property
     def absences(self) -> int:
@@ -203,6 +210,7 @@ class Heartbeat:
                 self.last_confirmed = monotonic()
                 if self.works_since is None:
                     self.works_since = awake()
+                self.trouble = ""
                 if self._is_out:
                     log.info("the heartbeat of %s works again", self.member)
                 self._is_out = False
@@ -211,6 +219,7 @@ class Heartbeat:
                 (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
                 self._is_out = True
                 self.works_since = None
+                self.trouble = str(translate(error, self._connector.url))
                 client.disconnect()  # it may lead to a server that is no longer the master
                 self._ending.wait(min(interval / RETRIES_PER_INTERVAL, LONGEST_PAUSE))
             except Exception:

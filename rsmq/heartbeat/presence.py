@@ -122,6 +122,12 @@ class Presence:
         self._wakeup: Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
 
+    @property
+    def absent_for(self) -> float:
+        """Seconds since the subscription broke, if the others may take this member for dead, else 0."""
+        since = self._interrupted_at
+        return 0.0 if since is None or not self.is_absent else monotonic() - since
+
     def start(self) -> None:
         """Subscribe and stay subscribed."""
         self._wakeup = Wakeup()

@@ -79,6 +79,7 @@ class NodeSubscription:
     async def _ping(self) -> None:
         while True:
             await anyio.sleep(PING_EVERY)
+            self._connection.check_server()
             self._send(b"PING")
 
     async def _read(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import to_json
 
@@ -20,6 +20,8 @@ from rsmq.telemetry.metric import BLOCKED, LOOP_LAG, Histogram, Metric, Sample
 from rsmq.telemetry.worker_metrics import HandlerDuration, WorkerMetrics
 
 log = logging.getLogger("rsmq.endpoint")
+
+PATHS: Final[dict[Probe, str]] = {"live": "livez", "ready": "readyz"}
 
 Read = Callable[[], Iterable[Sample]]
 Page = Callable[[str], tuple[str, bytes]]
@@ -40,7 +42,7 @@ class Endpoint:
         self._handler_duration = HandlerDuration(broker)
         self._page: Page = page_of(WorkerMetrics(broker).read, self._handler_duration.read, self._read_loop)
         self.address: Address | None = None
-        self._is_live = True
+        self._passes: dict[Probe, bool] = {"live": True, "ready": True}
         broker.middleware(self._handler_duration)
 
     @asynccontextmanager
@@ -67,12 +69,16 @@ class Endpoint:
     def _probe(self, probe: Probe, _accept: str) -> Answer:
         answer = report(self._worker_probe.read(), HealthLimits.of(self._broker.settings), probe)
         is_ok = answer["status"] == "ok"
-        if probe == "live" and is_ok is not self._is_live:
-            self._is_live = is_ok
+        is_serving = (
+            answer["is_serving"] and not answer["is_stopping"]
+        )  # before and after that it is not ready, of course
+        if is_ok is not self._passes[probe] and (probe == "live" or is_serving):
+            self._passes[probe] = is_ok
             if is_ok:
-                log.info("/livez passes again")
+                log.info("/%s passes again", PATHS[probe])
             else:
-                log.error("/livez fails: %s", "; ".join(answer["troubles"]))
+                level = logging.ERROR if probe == "live" else logging.WARNING
+                log.log(level, "/%s fails: %s", PATHS[probe], "; ".join(answer["troubles"]))
         status = HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "application/json", to_json(answer, indent=2) + b"\n"
 

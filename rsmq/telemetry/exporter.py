@@ -44,6 +44,7 @@ class Exporter:
         self._seen: Sequence[Sample] = ()
         self._seen_at = float("-inf")
         self._is_up = False
+        self._trouble = "the server was not asked yet"
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
@@ -73,6 +74,7 @@ class Exporter:
                 except (RsmqError, TimeoutError) as error:
                     (log.warning if self._is_up else log.debug)("the server does not answer: %s", error)
                     self._seen, is_up = (), False
+                    self._trouble = str(error) or f"no answer within {PATIENCE:g} s"
                 self._is_up = is_up
                 self._seen_at = monotonic()
             return [Sample(metric.UP, (), self._is_up), *self._seen]
@@ -102,7 +104,8 @@ class Exporter:
         self._read()
         if self._is_up:
             return self._livez(_accept)
-        return HTTPStatus.SERVICE_UNAVAILABLE, "application/json", b'{"status": "failing"}\n'
+        answer = {"status": "failing", "troubles": [self._trouble]}
+        return HTTPStatus.SERVICE_UNAVAILABLE, "application/json", to_json(answer) + b"\n"
 
     def __repr__(self) -> str:
         return f"<Exporter {'up' if self._is_up else 'down'}>"

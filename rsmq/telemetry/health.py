@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final, Literal
@@ -30,10 +30,12 @@ READ_MARGIN: Final = 5.0
 class ProbeInput:
     """The facts that the probes judge. Ages are in seconds, None if there was none yet.
 
-    `turned` and `read` are the ages of the last turn of each handler's slowest read loop, and of its last turn without
-    an error. `broken` says why a handler's pool cannot go on, and `unclaimed` how long the first ready message of a
-    handler has waited although a task was free.
-    `apart` says why a handler takes no part in its group. Busy tasks are no trouble, however long their handlers run.
+    `heartbeat_trouble` says why the last renewal failed, `absent_for` for how long the other members have not seen this
+    one, and `refused` what the server has answered for a lease instead of doing it. `turned` and `read` are the ages of
+    the last turn of each handler's slowest read loop, and of its last turn without an error. `broken` says why a
+    handler's pool cannot go on, and `unclaimed` how long the first ready message of a handler has waited although a
+    task was free. `apart` says why a handler takes no part in its group. Busy tasks are no trouble, however long their
+    handlers run.
     """
 
     member: str = ""
@@ -43,6 +45,9 @@ class ProbeInput:
     block: LoopBlock | None = None
     heartbeat_age: float | None = None
     heartbeat_is_alive: bool = True
+    heartbeat_trouble: str = ""
+    absent_for: float = 0.0
+    refused: Sequence[str] = ()
     turned: Mapping[str, float] = field(default_factory=dict)
     read: Mapping[str, float] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
@@ -111,10 +116,14 @@ def _not_ready(seen: ProbeInput, limits: HealthLimits) -> Iterator[str]:
     if seen.loop_late >= LATE:
         yield f"the event loop has been blocked for {seen.loop_late:.1f} s{_by(seen)}"
     if seen.heartbeat_age is not None and seen.heartbeat_age >= limits.heartbeat:
-        yield f"no heartbeat was confirmed for {seen.heartbeat_age:.1f} s, the limit is {limits.heartbeat:.1f}"
+        why = f": {seen.heartbeat_trouble}" if seen.heartbeat_trouble else ""
+        yield f"no heartbeat was confirmed for {seen.heartbeat_age:.1f} s, the limit is {limits.heartbeat:.1f}{why}"
+    if seen.absent_for >= limits.heartbeat:
+        yield f"other members count this one as dead: no presence connection for {seen.absent_for:.1f} s"
     for handler, age in seen.read.items():
         if age >= limits.read and seen.loop_late < LATE:
             yield f"no read of {handler} has succeeded for {age:.1f} s, the limit is {limits.read:.1f}"
+    yield from seen.refused
     if seen.is_serving:
         yield from _not_handling(seen, limits)
 
@@ -170,6 +179,9 @@ class WorkerProbe:
             block=block,
             heartbeat_age=None if heartbeat is None else monotonic() - heartbeat.last_confirmed,
             heartbeat_is_alive=heartbeat is None or heartbeat.is_alive or worker.is_stopping,
+            heartbeat_trouble="" if heartbeat is None else heartbeat.trouble,
+            absent_for=0.0 if heartbeat is None else heartbeat.absent_for,
+            refused=worker.refused(),
             turned={name: now - min(each.last_turn for each in some) for name, some in fetchers.items()},
             read={name: now - min(each.last_success for each in some) for name, some in fetchers.items()},
             broken={name: why for name, why in pools.items() if why is not None},

@@ -183,6 +183,10 @@ class Worker:
         self.is_exhausted = True
         self.quiet()
 
+    def refused(self) -> list[str]:
+        """What the server has refused for a lease, and why. From any thread."""
+        return self._connector.refusals.standing(self._settings.lease_ttl.total_seconds())
+
     @property
     def is_serving(self) -> bool:
         """Whether all handlers are served and no stop was requested."""

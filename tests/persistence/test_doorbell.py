@@ -12,9 +12,12 @@ import anyio
 import pytest
 
 from rsmq import Broker, Session, SessionTaken, Settings
+from rsmq.errors import BrokerUnavailable
 from rsmq.model.keys import Keys
 from rsmq.persistence.doorbell import Doorbell
-from rsmq.redis.client.connector import Client
+from rsmq.redis.client.connector import Client, Connector
+from tests.redis.answers import AnsweringProxy
+from tests.servers import Server
 
 SOON = 20.0
 """Far below the poll of these brokers: what comes in time was rung for."""
@@ -205,3 +208,27 @@ async def leave(session: Session) -> None:
     """Close the session, unless the next one has taken over already."""
     with suppress(SessionTaken):
         await session.__aexit__(None, None, None)
+
+
+async def test_doorbell_follows_a_name_that_leads_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demoted master serves those who only listen for ever: what other connections are told counts for them."""
+    monkeypatch.setattr("rsmq.persistence.doorbell.PING_EVERY", 0.01)
+    with Server(tcp=True) as old, Server(tcp=True) as new:
+        async with (
+            AnsweringProxy(old.port) as proxy,
+            Connector(proxy.url, Settings(url=proxy.url)).client() as client,
+            anyio.create_task_group() as tasks,
+        ):
+            doorbell, ear = Doorbell(client), Ear()
+            await tasks.start(doorbell.run)
+            doorbell.listen("wake", ear)
+            await ear.hears(1)
+            await client.execute_command("SET", "a", "1")
+            proxy.answer = "READONLY"
+            proxy.move(new.port)
+            with pytest.raises(BrokerUnavailable):
+                await client.execute_command("SET", "a", "1")
+            await ear.hears(2)
+            await client.execute_command("SPUBLISH", "wake", "")
+            await ear.hears(3)
+            tasks.cancel_scope.cancel()

@@ -315,20 +315,24 @@ def is_allowed(*command: str) -> bool:
 
 
 APP = """
-import os
+import asyncio, os, subprocess
 from rsmq import Broker
 
 broker = Broker()
 
 @broker.handler("orders", group="billing")
 async def bill(order: dict) -> None:
-    print("pid", os.getpid(), flush=True)
+    orphan = subprocess.run(["sh", "-c", "sleep 0.01 > /dev/null & echo $!"], stdout=subprocess.PIPE).stdout
+    while os.path.exists(f"/proc/{int(orphan)}"):  # also as a zombie
+        await asyncio.sleep(0.01)
+    print("the orphan has ended, its parent was", os.getppid(), flush=True)
 """
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 def test_worker_as_pid_1_stops_in_order(cli: Cli, start: Callable[..., Running], endpoint: EndpointClient) -> None:
-    """As process 1, to which the kernel sends no signal that is not handled: ready, and SIGTERM ends it in order."""
+    """As process 1, to which the kernel sends no signal that is not handled, and gives all orphans: it is ready, leaves
+    no zombie, and SIGTERM ends it in order."""
     if not is_allowed(*ALONE, "true"):
         pytest.skip("a process namespace needs unshare and root")
     (cli.directory / "app.py").write_text(APP)
@@ -338,7 +342,7 @@ def test_worker_as_pid_1_stops_in_order(cli: Cli, start: Callable[..., Running],
     running = start(*words, before=ALONE)
     endpoint.expect("/readyz", 200)
     cli.ok("publish", "orders", "{}")
-    running.expect("pid 1")
+    running.expect("the orphan has ended, its parent was 1")
     (child,) = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
     subprocess.run(["kill", "-TERM", child], check=True)
     assert running.end() == 0

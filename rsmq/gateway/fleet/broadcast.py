@@ -115,6 +115,7 @@ class Broadcast:
     async def _ping(self, connection: RawConnection) -> None:
         while True:
             await anyio.sleep(PING_EVERY)
+            connection.check_server()
             await connection.send([pack(("PING",))])
 
     def _read(self, reply: object) -> None:

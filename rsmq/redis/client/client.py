@@ -40,6 +40,7 @@ from rsmq.errors import (
 )
 from rsmq.model.page_limit import PageLimit
 from rsmq.redis.client.pool_connections import repair
+from rsmq.redis.client.refusals import Refusals
 from rsmq.redis.scripts import with_source
 from rsmq.redis.wire.slots import Key
 from rsmq.redis.wire.url import redact
@@ -57,8 +58,12 @@ TRANSIENT = {
 }
 MOST_AT_ONCE = 50
 """Concurrent commands of one client. redis-py does not queue: beyond 100 connections it raises."""
-ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "LOADING", "NOREPLICAS")
-"""Answers of a server that may not be the right one any more: each way to send a command leaves it."""
+ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "LOADING", "NOREPLICAS", "MISCONF")
+"""Answers of a server that may not be the right one any more: each way to send a command leaves it.
+
+The others say "not now" of a server that is the right one: BUSY, OOM, and TRYAGAIN of a slot that moves. A new
+connection would not help, and thousands of them would make it worse. `tests/redis/test_moved_name.py` has the table.
+"""
 LIMITS = {
     "max number of clients": "The limit `maxclients` of the server is reached: raise it (CONFIG SET maxclients, or a "
     "larger plan), or run fewer processes; docs/deployment.md says how many connections each of them needs",
@@ -154,12 +159,17 @@ def as_reply(reply: Any) -> Any:
     return translate(reply) if isinstance(reply, RedisError) and not isinstance(reply, NoScriptError) else reply
 
 
-def any_elsewhere(replies: Iterable[Any]) -> bool:
-    """Whether one of these answers says that the right server may be another one by now. Errors may be redis-py's."""
+def any_elsewhere(replies: Iterable[Any], *, is_node: bool = False) -> bool:
+    """Whether one of these answers says that the right server may be another one by now. Errors may be redis-py's.
+
+    A node of a cluster (`is_node`) is left for a slot that has moved, and stays the right one for the others.
+    """
     for reply in replies:
         if isinstance(reply, Exception):
             error = translate(reply) if isinstance(reply, RedisError) else reply
-            if isinstance(error, BrokerUnavailable) and error.is_elsewhere:
+            if isinstance(error, BrokerUnavailable) and (
+                error.is_elsewhere or (isinstance(error, SlotMoved) and not is_node)
+            ):
                 return True
     return False
 
@@ -192,12 +202,18 @@ class Client(redis.asyncio.Redis):
     is_cluster: bool = False
     page_limit: PageLimit
     """What part of its usual size a page may have, for all that is read from this server or cluster."""
+    is_node: bool = False
+    """Whether it is one of the nodes of a cluster."""
+    refusals: Refusals
+    departures: int = 0
+    """How often an answer was that the right server may be another one by now."""
     _permits: asyncio.Semaphore
 
-    def prepare(self, url: str, timeout: float) -> Self:
+    def prepare(self, url: str, timeout: float, refusals: Refusals | None = None) -> Self:
         """Keep replies raw: remove the callbacks with which redis-py converts them."""
         self.url, self.timeout = url, timeout
         self.page_limit = PageLimit()
+        self.refusals = Refusals() if refusals is None else refusals
         self._permits = asyncio.Semaphore(MOST_AT_ONCE)
         self.response_callbacks.clear()
         repair(self.connection_pool)
@@ -220,6 +236,10 @@ class Client(redis.asyncio.Redis):
     def mark_stale(self) -> None:
         """Mark the slot map as stale: a node may have been demoted without saying so."""
 
+    def note_departure(self) -> None:
+        """Let connections that only listen, and get no answers, look for the right server, too."""
+        self.departures += 1
+
     def note_error(self, error: BrokerError | ConfigError) -> None:
         """Update the slot map after an error of a connection to this server."""
 
@@ -230,15 +250,22 @@ class Client(redis.asyncio.Redis):
     # -- commands ---------------------------------------------------------------------------------------------------
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        with translated(self.url):
-            try:
-                async with self._permits:
-                    with anyio.fail_after(self.timeout):
-                        return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-            except RedisError as error:
-                if any_elsewhere([error]):
-                    await self.close_idle()
-                raise
+        try:
+            with translated(self.url):
+                try:
+                    async with self._permits:
+                        with anyio.fail_after(self.timeout):
+                            reply = await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+                except RedisError as error:
+                    if any_elsewhere([error], is_node=self.is_node):
+                        await self._leave()
+                    raise
+        except BrokerUnavailable as error:
+            self.refusals.note((id(self), *args[:2]), error)
+            raise
+        if self.refusals:
+            self.refusals.done((id(self), *args[:2]))
+        return reply
 
     async def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
         """Send commands together. An error in a reply is returned in its place; a lost connection is raised.
@@ -247,17 +274,35 @@ class Client(redis.asyncio.Redis):
         """
         if not commands:
             return []
-        with translated(self.url):
-            async with self._permits, self.pipeline(transaction=False) as pipe:
-                with anyio.fail_after(self.timeout):
-                    for command in commands:
-                        if asking:
-                            pipe.execute_command("ASKING")
-                        pipe.execute_command(*command)
-                    replies = await pipe.execute(raise_on_error=False)
-            if any_elsewhere(replies):
-                await self.close_idle()
-        return [as_reply(reply) for reply in replies[asking :: 1 + asking]]
+        try:
+            with translated(self.url):
+                async with self._permits, self.pipeline(transaction=False) as pipe:
+                    with anyio.fail_after(self.timeout):
+                        for command in commands:
+                            if asking:
+                                pipe.execute_command("ASKING")
+                            pipe.execute_command(*command)
+                        replies = await pipe.execute(raise_on_error=False)
+                if any_elsewhere(replies, is_node=self.is_node):
+                    await self._leave()
+        except BrokerUnavailable as error:
+            self.refusals.note((id(self), *commands[0][:2]), error)
+            raise
+        found = [as_reply(reply) for reply in replies[asking :: 1 + asking]]
+        self._note(commands, found)
+        return found
+
+    def _note(self, commands: Sequence[Command], replies: Sequence[Any]) -> None:
+        """Note which of the commands were refused for now."""
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, BrokerUnavailable):
+                self.refusals.note((id(self), *command[:2]), reply)
+            elif self.refusals:
+                self.refusals.done((id(self), *command[:2]))
+
+    async def _leave(self) -> None:
+        self.note_departure()
+        await self.close_idle()
 
     async def close_idle(self) -> None:
         """Close the idle connections: the next command asks anew which server is the right one."""

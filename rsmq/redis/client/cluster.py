@@ -17,6 +17,7 @@ from redis.exceptions import AskError, MovedError
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, SlotMoved, SlotMoving
 from rsmq.redis.client.client import BlockingClient, Client, Command, Send
+from rsmq.redis.client.refusals import Refusals
 from rsmq.redis.wire.slots import Address, Key, SlotMap, key_of
 from rsmq.redis.wire.url import node_url, split_cluster
 
@@ -29,6 +30,7 @@ C = TypeVar("C")
 class Node(Client):
     """One master of a cluster. Its redirects, and its failures to answer, update the slot map."""
 
+    is_node = True
     slots: SlotMap
     address: Address
 
@@ -64,7 +66,7 @@ class ClusterClient(Client):
 
     is_cluster = True
 
-    def __init__(self, url: str, timeout: float, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, timeout: float, options: Mapping[str, Any], refusals: Refusals) -> None:
         self._slots = SlotMap(split_cluster(url))
         self._options = dict(options)
         self._nodes: dict[Address, Node] = {}
@@ -75,7 +77,7 @@ class ClusterClient(Client):
         """Why, the last time."""
         pool = redis.asyncio.ConnectionPool.from_url(node_url(url, self._slots.seeds[0]), **options)
         super().__init__(connection_pool=pool)  # for what is not a command: `pubsub()`
-        self.prepare(url, timeout)
+        self.prepare(url, timeout, refusals)
 
     # -- nodes -----------------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class ClusterClient(Client):
             url = node_url(self.url, address)
             made = Node.from_url(url, **self._options)
             assert isinstance(made, Node)
-            node = self._nodes[address] = made.prepare(url, self.timeout)
+            node = self._nodes[address] = made.prepare(url, self.timeout, self.refusals)
             node.slots = self._slots
             node.address = address
         return node

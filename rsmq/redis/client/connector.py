@@ -21,6 +21,7 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.settings import Settings
 from rsmq.redis.client.client import ACCEPTED, BlockingClient, Client, Packer, translate, translated
 from rsmq.redis.client.cluster import BlockingCluster, ClusterClient
+from rsmq.redis.client.refusals import Refusals
 from rsmq.redis.client.sentinel import SentinelClients
 from rsmq.redis.wire.url import (
     check_url,
@@ -49,6 +50,7 @@ class Connector:
             refuse_plain_password(self.url)
         self.settings = settings
         self.is_cluster = is_cluster(self.url)
+        self.refusals = Refusals()
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._command_seconds = settings.command_timeout.total_seconds()
         # the system's OpenSSL may allow older versions
@@ -70,14 +72,14 @@ class Connector:
             **self._tls,
         }
         if self.is_cluster:
-            return ClusterClient(self.url, self._command_seconds, options)
+            return ClusterClient(self.url, self._command_seconds, options, self.refusals)
         client = (
             Client.from_url(self.url, **options)
             if self._sentinel_clients is None
             else self._sentinel_clients.client(options)
         )
         assert isinstance(client, Client)
-        return client.prepare(self.url, self._command_seconds)
+        return client.prepare(self.url, self._command_seconds, self.refusals)
 
     def blocking_client(self) -> BlockingClient:
         """A client for a thread: raw replies, no hidden retries. Its errors are redis-py's: wrap in `translated`."""

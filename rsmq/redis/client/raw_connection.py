@@ -17,6 +17,7 @@ from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from rsmq.errors import BrokerError, BrokerUnavailable, SlotMoved
+from rsmq.redis.client.client import any_elsewhere
 from rsmq.redis.client.connector import Client, translate
 from rsmq.redis.scripts import packed_with_source
 from rsmq.redis.wire.reply_protocol import ReplyProtocol
@@ -64,6 +65,8 @@ class RawConnection:
         self.address = ""
         self._lacks_script = False
         self._is_elsewhere = False  # an answer said that the right server may be another one by now
+        self._is_refused = False
+        self._departures = client.departures
         self._last = ""  # the name of the last connection, if commands on it may still be on their way
 
     @property
@@ -90,6 +93,7 @@ class RawConnection:
             raise
 
     async def _open(self) -> None:
+        self._departures = self.node.departures
         await self._connection.connect()
         transport = self._connection._writer.transport
         self._protocol = ReplyProtocol(transport)
@@ -109,6 +113,14 @@ class RawConnection:
         self.client_id = client_id
         self.address = address
         self._last = ""
+
+    def check_server(self) -> None:
+        """Raise BrokerUnavailable if answers on other connections say that the right server may be another one by now.
+
+        For a connection that only listens: a demoted master goes on to serve it, and closes nothing.
+        """
+        if self.node.departures != self._departures:
+            raise BrokerUnavailable("the right server may be another one by now")
 
     async def close(self) -> None:
         """Close the connection; commands in flight may or may not be executed."""
@@ -161,6 +173,7 @@ class RawConnection:
                 for at, answer in zip((*unknown, *([-1] if last else ())), answers, strict=True):
                     replies[at] = answer
             if self._is_elsewhere:
+                self.node.note_departure()
                 await self.close()  # nothing is on its way: every reply is here
             return replies
         except BaseException as error:
@@ -189,10 +202,22 @@ class RawConnection:
 
     async def _receive(self, least: int, most: int, timeout: float | None) -> list[Any]:
         replies = await self._opened.replies(least, most, self._timeout if timeout is None else timeout)
+        refused = None
         for at, reply in enumerate(replies):
             if isinstance(reply, Exception):
-                replies[at] = self._answer(reply)
+                replies[at] = answer = self._answer(reply)
+                if isinstance(answer, BrokerUnavailable):
+                    refused = answer
+        if refused is not None:
+            self._refused(refused)
+        elif self._is_refused and self.client_id:  # more than a handshake, which succeeds on a server that refuses all
+            self._is_refused = False
+            self.node.refusals.done(id(self))
         return replies
+
+    def _refused(self, error: BrokerUnavailable) -> None:
+        self._is_refused = True
+        self.node.refusals.note(id(self), error)
 
     def _answer(self, error: Exception) -> Exception:
         """An error reply as its result. An error about the connection itself is raised."""
@@ -202,7 +227,7 @@ class RawConnection:
             self._lacks_script = True
             return error
         answer = translate(error)
-        if isinstance(answer, BrokerUnavailable) and answer.is_elsewhere:
+        if any_elsewhere((answer,), is_node=self.node.is_node):
             self._is_elsewhere = True
         if isinstance(answer, SlotMoved):
             self.node.note_error(answer)
@@ -222,7 +247,10 @@ class RawConnection:
             return
         if isinstance(error, RedisError | OSError):
             self.node.note_error(translate(error))
-        raise translate(error, self.node.url) from error
+        found = translate(error, self.node.url)
+        if isinstance(found, BrokerUnavailable):
+            self._refused(found)
+        raise found from error
 
 
 class ShardedConnection:
