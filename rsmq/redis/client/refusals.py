@@ -54,7 +54,7 @@ class Refusals:
         for each in list(self._by_call.values()):
             if each.last - each.since >= seconds and now - each.last < FORGET:
                 longest[each.text] = max(longest.get(each.text, 0.0), now - each.since)
-        return [f"the server has refused calls for {age:.0f} s: {text}" for text, age in sorted(longest.items())]
+        return [f"calls to the server have failed for {age:.0f} s: {text}" for text, age in sorted(longest.items())]
 
     def __repr__(self) -> str:
         return f"<Refusals {len(self._by_call)}>"
