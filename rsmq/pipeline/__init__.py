@@ -1,7 +1,7 @@
 """The pipeline on Spark: topics as DataFrames and back, archive, replay and report.
 
-Where rsmq is installed, Spark finds `format("rsmq")` by itself, through the module `pyspark_rsmq`. Elsewhere, such as
-with `--py-files`, call `register(spark)`. `rsmq.pipeline.source` describes the columns and options.
+`spark = open_session()` is a session that knows `format("rsmq")`, from any Python; `register(spark)` tells a session
+that you have opened yourself. `rsmq.pipeline.source` describes the columns and options.
 
 Map: `format` is the data source. `spark` opens sessions, shows progress and translates Spark's errors. `jobs` are the
 commands that move data: archive, compact, replay and send, and the search for one message in the archive. `report`
@@ -13,20 +13,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
 from rsmq.model.lazy import loading
-from rsmq.pipeline.source import RsmqSource
 
 if TYPE_CHECKING:
     from rsmq.pipeline.jobs.lookup import ArchivedMessage, find_archived
+    from rsmq.pipeline.source import RsmqSource
+    from rsmq.pipeline.spark.session import open_session, register
 else:
-    __getattr__, __dir__ = loading(__name__, {"jobs.lookup": "ArchivedMessage find_archived"})
+    __getattr__, __dir__ = loading(
+        __name__,
+        {
+            "jobs.lookup": "ArchivedMessage find_archived",
+            "source": "RsmqSource",
+            "spark.session": "open_session register",
+        },
+    )
 
-
-def register(spark: SparkSession) -> None:
-    """Register `format("rsmq")` with a session."""
-    spark.dataSource.register(RsmqSource)
-
-
-__all__ = ["ArchivedMessage", "RsmqSource", "find_archived", "register"]
+__all__ = ["ArchivedMessage", "RsmqSource", "find_archived", "open_session", "register"]

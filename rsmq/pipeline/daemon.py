@@ -13,8 +13,10 @@ from importlib import import_module
 from pyspark.daemon import manager
 
 import rsmq.pipeline.source  # noqa: F401
+from rsmq.pipeline.format.plain_errors import hide_closed_pipe
 
 if __name__ == "__main__":
+    hide_closed_pipe()
     for name in sys.argv[1:2]:
         import_module(name)
     manager()

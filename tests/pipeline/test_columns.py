@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from rsmq.errors import ConfigError
 from rsmq.model.message import Message, MessageOrigin, entry_fields
-from rsmq.pipeline.format.columns import PACKED, ColumnBuilder, StreamEntry
+from rsmq.pipeline.format.columns import PACKED, WITH_HEADERS, ColumnBuilder, StreamEntry
 from rsmq.pipeline.format.rows import bytes_column, check_columns, entries_from, group_by_column, header_fields
 
 ORIGIN = MessageOrigin("orders", 3, "g")
@@ -29,7 +29,7 @@ def batch(*fields: list[bytes], ids: list[bytes] | None = None) -> pa.RecordBatc
     entries: list[StreamEntry] = [
         (b"1718000000000-%d" % n if ids is None else ids[n], each) for n, each in enumerate(fields)
     ]
-    return ColumnBuilder("orders", 3, include_headers=True).batch(entries)
+    return ColumnBuilder("orders", 3, WITH_HEADERS.names).batch(entries)
 
 
 def copied(fields: list[bytes]) -> list[bytes]:
@@ -60,6 +60,7 @@ def test_the_columns_of_an_entry() -> None:
         "key": "ключ".encode(), "value": b"\x00\xff", "topic": "orders", "partition": 3, "offset": "1718000000000-0",
         "id_ms": 1718000000000, "id_seq": 0, "timestamp": "2024-06-10 06:13:20+00:00",
         "headers": [{"key": "a", "value": "ü".encode()}], "id": "m1", "type": "text/plain",
+        "expires": None, "on_expiry": None, "unique": None, "cancelled": None,
     }  # fmt: skip
 
 
@@ -200,10 +201,10 @@ def test_reading_does_not_load_pandas() -> None:
     """Where pandas is installed, a worker of Spark that only reads topics does not load it."""
     pytest.importorskip("pandas", reason="pandas is not installed: nothing can load it")
     code = (
-        "import sys; from rsmq.pipeline.format.columns import ColumnBuilder; "
+        "import sys; from rsmq.pipeline.format.columns import WITH_HEADERS, ColumnBuilder; "
         "entry = [b'data', b'1', b'h', b'{\"a\": \"b\"}', b'key', b'k', b'trace', b'x']; "
         "entries = [(b'1-1', entry), (b'99999999999999999999-1', [b'x', b'y'])]; "
-        "batch = ColumnBuilder('t', 0, include_headers=True).batch(entries); "
+        "batch = ColumnBuilder('t', 0, WITH_HEADERS.names).batch(entries); "
         "print(batch.num_rows, 'pandas' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)

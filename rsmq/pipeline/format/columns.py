@@ -1,8 +1,9 @@
 """Stream entries as Arrow columns: the schema of a read, and one Arrow batch for each reply of the server.
 
-`key` and `value` are the bytes of the message. `includeHeaders` adds the message's `headers`, `id` and content `type`.
-An entry that these columns cannot hold (malformed, or meant for one group) is packed whole into the header
-`rsmq.packed`, so that a written copy is the same entry.
+`key` and `value` are the bytes of the message. `includeHeaders` adds the message's `headers`, `id`, content `type`,
+when it `expires` (ms since 1970) and `on_expiry`, the `unique` name that it was published under, and the groups for
+which it was `cancelled`. An entry that these columns cannot hold (malformed, or meant for one group) is packed whole
+into the header `rsmq.packed`, so that a written copy is the same entry.
 
 Arrow arrays are made from buffers here. `pa.array` and `pa.scalar` import pandas at their first call, where it is
 installed: that costs half a CPU second in every Python worker of Spark.
@@ -11,8 +12,9 @@ installed: that costs half a CPU second in every Python worker of Spark.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -22,10 +24,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from rsmq.errors import Malformed
 from rsmq.model.clock import LATEST_MS
+from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
+from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.message import KNOWN_FIELDS, read_headers
 from rsmq.model.packing import pack_fields
 
 PACKED: Final = "rsmq.packed"
+UNIQUE: Final = b"unique"
+NOTHING: Final[Mapping[bytes, str]] = MappingProxyType({})
 MAX_BIGINT: Final = 2**63 - 1
 
 HEADER: Final = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
@@ -47,14 +53,31 @@ WITH_HEADERS: Final = T.StructType(
         T.StructField("headers", T.ArrayType(HEADER)),
         T.StructField("id", T.StringType()),
         T.StructField("type", T.StringType()),
+        T.StructField("expires", T.LongType()),
+        T.StructField("on_expiry", T.StringType()),
+        T.StructField("unique", T.StringType()),
+        T.StructField("cancelled", T.StringType()),
     ]
 )
+EXTRAS: Final = frozenset(WITH_HEADERS.names) - frozenset(SCHEMA.names)
+PAYLOAD: Final = frozenset({"key", "value"})
+ALL_GROUPS: Final = "*"
+"""In column `cancelled`: cancelled for every group of the topic. Otherwise names of groups, with commas."""
 
 StreamEntry = tuple[bytes, list[bytes]]
 """Stream id, and field names and values in turn."""
 Header = tuple[str, bytes]
-Extras = tuple[list[Header] | None, bytes | None, bytes | None]
-"""Headers, message id and content type of one entry."""
+
+
+class Extras(NamedTuple):
+    """What an entry has besides key and value. `expires` as it is stored: ms, or `+` and ms after its stream id."""
+
+    headers: list[Header] | None = None
+    id: bytes | None = None
+    type: bytes | None = None
+    expires: bytes | None = None
+    on_expiry: bytes | None = None
+    unique: bytes | None = None
 
 
 class SplitEntries(NamedTuple):
@@ -65,40 +88,61 @@ class SplitEntries(NamedTuple):
     headers: Sequence[list[Header] | None] | None = None
     ids: Sequence[bytes | None] | None = None
     types: Sequence[bytes | None] | None = None
+    expires: Sequence[bytes | None] | None = None
+    on_expiry: Sequence[bytes | None] | None = None
+    unique: Sequence[bytes | None] | None = None
 
 
 class ColumnBuilder:
-    """Turns the replies about one stream into batches of exactly the schema that Spark expects."""
+    """Turns the replies about one stream into batches with exactly the columns that were asked for, in their order.
 
-    def __init__(self, topic: str, partition: int, *, include_headers: bool) -> None:
+    `cancelled`: stream id -> the groups for which that message was cancelled.
+    """
+
+    def __init__(
+        self, topic: str, partition: int, columns: Sequence[str], cancelled: Mapping[bytes, str] = NOTHING
+    ) -> None:
         self._topic = topic
         self._partition = partition
-        self._include_headers = include_headers
-        self._schema = to_arrow_schema(WITH_HEADERS if include_headers else SCHEMA, timezone="UTC")
+        self._cancelled = cancelled
+        fields = {field.name: field for field in WITH_HEADERS.fields}
+        self._schema = to_arrow_schema(T.StructType([fields[name] for name in columns]), timezone="UTC")
+        self._has_extras = not EXTRAS.isdisjoint(columns)
+        self._has_payload = self._has_extras or not PAYLOAD.isdisjoint(columns)
 
     def batch(self, entries: list[StreamEntry]) -> pa.RecordBatch:
         """One row for each entry, in order."""
         count = len(entries)
-        split = split_entries([fields for _, fields in entries], with_extras=self._include_headers)
-        offsets = binary_array([entry_id for entry_id, _ in entries], pa.string())
+        entry_ids = [entry_id for entry_id, _ in entries]
+        offsets = binary_array(entry_ids, pa.string())
         ms, seq = stream_id_numbers(offsets)
-        columns = [
-            array_or_nulls(split.keys, count, pa.binary()),
-            binary_array(split.values, pa.binary()),
-            pa.repeat(binary_array([self._topic.encode()], pa.string())[0], count),
-            pa.repeat(int64_scalar(self._partition).cast(pa.int32()), count),
-            offsets,
-            ms,
-            seq,
-            timestamps(ms),
-        ]
-        if self._include_headers:
-            columns += [
-                headers_array(split.headers, count, self._schema.field("headers").type),
-                array_or_nulls(split.ids, count, pa.string()),
-                array_or_nulls(split.types, count, pa.string()),
-            ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        made: dict[str, Callable[[], pa.Array]] = {
+            "topic": lambda: pa.repeat(binary_array([self._topic.encode()], pa.string())[0], count),
+            "partition": lambda: pa.repeat(int64_scalar(self._partition).cast(pa.int32()), count),
+            "offset": lambda: offsets,
+            "id_ms": lambda: ms,
+            "id_seq": lambda: seq,
+            "timestamp": lambda: timestamps(ms),
+            "cancelled": lambda: self._cancelled_array(entry_ids),
+        }
+        if self._has_payload:
+            split = split_entries([fields for _, fields in entries], with_extras=self._has_extras)
+            made |= {
+                "key": lambda: array_or_nulls(split.keys, count, pa.binary()),
+                "value": lambda: binary_array(split.values, pa.binary()),
+                "headers": lambda: headers_array(split.headers, count, self._schema.field("headers").type),
+                "id": lambda: array_or_nulls(split.ids, count, pa.string()),
+                "type": lambda: array_or_nulls(split.types, count, pa.string()),
+                "expires": lambda: moments(split.expires, ms),
+                "on_expiry": lambda: array_or_nulls(split.on_expiry, count, pa.string()),
+                "unique": lambda: array_or_nulls(split.unique, count, pa.string()),
+            }
+        return pa.RecordBatch.from_arrays([made[name]() for name in self._schema.names], schema=self._schema)
+
+    def _cancelled_array(self, entry_ids: Sequence[bytes]) -> pa.Array:
+        groups = [self._cancelled.get(each) for each in entry_ids] if self._cancelled else None
+        texts = None if groups is None else [None if each is None else each.encode() for each in groups]
+        return array_or_nulls(texts, len(entry_ids), pa.string())
 
 
 # -- entries by column ------------------------------------------------------------------------------------------------
@@ -137,7 +181,7 @@ def split_mixed(rows: Sequence[list[bytes]], *, with_extras: bool) -> SplitEntri
             values.append(fields[1])
             keys.append(fields[5] if size == 6 else None)
             if with_extras:
-                extras.append((None, fields[3], None) if fields[3].isascii() else read_extras(fields))
+                extras.append(Extras(id=fields[3]) if fields[3].isascii() else read_extras(fields))
         else:
             by_name = dict(zip(fields[::2], fields[1::2], strict=True))
             values.append(by_name.get(b"data"))
@@ -150,14 +194,16 @@ def split_mixed(rows: Sequence[list[bytes]], *, with_extras: bool) -> SplitEntri
 def read_extras(fields: list[bytes]) -> Extras:
     """Everything in an entry besides key and value; packed whole where columns cannot hold it faithfully."""
     by_name = dict(zip(fields[::2], fields[1::2], strict=True))
-    message_id, content_type = by_name.get(b"id"), by_name.get(b"type")
+    own = {name: by_name[name] for name in (b"id", b"type", UNIQUE) if name in by_name}
+    if expiry_of(by_name, 0) is not None:  # in another form the two fields are headers
+        own |= {name: by_name[name] for name in EXPIRY_FIELDS if name in by_name}
     try:
-        for text in (message_id, content_type):
-            (text or b"").decode()
+        for text in own.values():
+            text.decode()
         headers = {} if b"h" not in by_name else read_headers(by_name[b"h"])
-        others = {name.decode(): by_name[name] for name in sorted(by_name.keys() - KNOWN_FIELDS)}
+        others = {name.decode(): by_name[name] for name in sorted(by_name.keys() - KNOWN_FIELDS - own.keys())}
     except (UnicodeDecodeError, Malformed):
-        return [(PACKED, pack_fields(fields))], None, None
+        return Extras([(PACKED, pack_fields(fields))])
     listed = [(name, value.encode()) for name, value in headers.items()] + list(others.items())
     is_faithful = (
         b"data" in by_name
@@ -168,7 +214,7 @@ def read_extras(fields: list[bytes]) -> Extras:
     )
     if not is_faithful:
         listed.insert(0, (PACKED, pack_fields(fields)))
-    return listed or None, message_id, content_type
+    return Extras(listed or None, *(own.get(name) for name in (b"id", b"type", EXPIRES, ON_EXPIRY, UNIQUE)))
 
 
 # -- Arrow arrays -----------------------------------------------------------------------------------------------------
@@ -206,6 +252,16 @@ def timestamps(ms: pa.Array) -> pa.Array:
     """Milliseconds since 1970 as timestamps, at most the last moment that a `datetime` holds."""
     within = pc.min_element_wise(ms, int64_scalar(LATEST_MS))
     return pc.multiply(within, int64_scalar(1000)).cast(pa.timestamp("us", tz="UTC"))
+
+
+def moments(values: Sequence[bytes | None] | None, stored: pa.Array) -> pa.Array:
+    """When messages expire, in ms since 1970. `stored`: the ms of their stream ids."""
+    if values is None or not any(values):
+        return pa.nulls(len(stored), pa.int64())
+    pairs = zip(values, stored.to_pylist(), strict=True)
+    found = [None if each is None else expiry_of({EXPIRES: each}, ms) for each, ms in pairs]
+    packed = pa.py_buffer(array("q", [min(each or 0, MAX_BIGINT) for each in found]))
+    return pa.Array.from_buffers(pa.int64(), len(found), [validity_buffer(found), packed])
 
 
 def binary_array(values: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:

@@ -102,7 +102,7 @@ class TopicSelection:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read. Zero in `max_offsets` and `min_partitions`: not set."""
+    """The options of a read. Zero in `max_offsets` and `min_partitions`: not set. `columns`: what it yields."""
 
     access: Access
     selection: TopicSelection
@@ -113,6 +113,7 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     fetch_size: int = 5000
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ A batch read takes the streams as they are when Spark plans. A streaming read ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from rsmq.errors import ConfigError
@@ -18,6 +18,8 @@ from rsmq.pipeline.format.columns import ColumnBuilder, StreamEntry
 from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream, ranges_between, split_limit
 from rsmq.pipeline.format.option_reader import Bounds
 from rsmq.pipeline.format.options import ReadOptions
+from rsmq.pipeline.format.plain_errors import plain_errors, plain_rows
+from rsmq.pipeline.format.push_down import Window, window_of
 from rsmq.pipeline.format.selected_streams import SelectedStreams, is_before
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.streams import EARLIEST, LATEST
@@ -40,15 +42,20 @@ class BatchReader(DataSourceReader):
             )
         self._options = options
 
+    @plain_errors
     def partitions(self) -> list[InputPartition]:
         """The ranges to read, one task each."""
+        return self._ranges(Window())
+
+    def _ranges(self, window: Window) -> list[InputPartition]:
+        """The ranges that can hold something of a window."""
         options = self._options
         with TaskConnection(options.access) as connection:
             streams = SelectedStreams(connection, options.selection)
             epochs = streams.epochs()
             check_bounds(options, {topic for topic, _ in epochs})
             ranges = []
-            for topic, partition in sorted(epochs):
+            for topic, partition in sorted(each for each in epochs if window.contains(*each)):
                 start, end = (
                     streams.position((topic, partition), (bounds or Bounds(default)).of(topic, partition))
                     for bounds, default in ((options.start, EARLIEST), (options.end, LATEST))
@@ -56,11 +63,35 @@ class BatchReader(DataSourceReader):
                 if is_before(start.id, end.id) and end.added > start.added:
                     count = end.added - start.added
                     ranges.append(Range(topic, partition, start.id, end.id, count, options.fail_on_data_loss))
+            if window.has_ids:
+                ranges = [part for each in ranges if (part := streams.cut(each, window)) is not None]
             return list(streams.split_until(ranges, options.min_partitions))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The entries of a range as Arrow batches."""
-        return read_range(self._options, partition)
+        return plain_rows(read_range(self._options, partition))
+
+
+class PushingReader(BatchReader):
+    """The same with filters: what cannot match is not read. Spark applies the filters to the rest.
+
+    It is a class of its own because Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is
+    set, as `register` does.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._window = Window()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Note what can match, and leave all filters to Spark, too."""
+        self._window = window_of(filters)
+        return filters
+
+    @plain_errors
+    def partitions(self) -> list[InputPartition]:
+        """The ranges to read, one task each."""
+        return self._ranges(self._window)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -78,6 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- offsets, in a process of the driver that lives as long as the query --------------------------------------
 
+    @plain_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """The offsets at which a new query starts."""
         streams, options = self._streams(), self._options
@@ -91,10 +123,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """`maxOffsetsPerTrigger`."""
         return ReadMaxRows(self._options.max_offsets) if self._options.max_offsets else ReadAllAvailable()
 
+    @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of the query: everything published up to now."""
         self._target = self._streams().ends()
 
+    @plain_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch: the newest entries, or as far as the limit allows."""
         before = Offsets.from_json(start)
@@ -104,10 +138,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = merged(before, ends)
         return start if is_same(before, after) else after.to_json()
 
+    @plain_errors
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """The newest entries, for the progress of the query."""
         return self._streams().ends().to_json()
 
+    @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges between two offsets, one task each."""
         ranges = ranges_between(
@@ -125,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The entries of a range as Arrow batches."""
-        return read_range(self._options, partition)
+        return plain_rows(read_range(self._options, partition))
 
     def _streams(self) -> SelectedStreams:
         if self._connection is None:
@@ -164,10 +200,13 @@ def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.R
     """
     if not isinstance(partition, Range):
         return  # an empty plan: Spark passes a partition of its own
-    builder = ColumnBuilder(partition.topic, partition.partition, include_headers=options.include_headers)
-    found = 0
+    stream, found = (partition.topic, partition.partition), 0
     with TaskConnection(options.access) as connection:
-        key = connection.keys.stream(partition.topic, partition.partition)
+        key, cancelled = connection.keys.stream(*stream), dict[bytes, str]()
+        if "cancelled" in options.columns:
+            streams = SelectedStreams(connection, options.selection)
+            cancelled = streams.cancelled(stream, partition.start, partition.end)
+        builder = ColumnBuilder(*stream, options.columns, cancelled)
         after, count = partition.start, min(FIRST_FETCH, options.fetch_size)
         while True:
             entries: list[StreamEntry] = connection.page("XRANGE", key, f"({after}", partition.end, count)

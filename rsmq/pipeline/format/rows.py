@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812
 
 from rsmq.errors import ConfigError
+from rsmq.model.expiry import EXPIRES, ON_EXPIRY
 from rsmq.model.message import KNOWN_FIELDS, write_headers
 from rsmq.model.packing import unpack_fields
-from rsmq.pipeline.format.columns import PACKED, binary_array
+from rsmq.pipeline.format.columns import PACKED, UNIQUE, binary_array
 from rsmq.redis.scripts import Value
 
 DIGITS: Final = 20
@@ -29,6 +30,9 @@ EXPECTED: Final[dict[str, tuple[type[T.DataType], ...]]] = {
     "key": (T.BinaryType, T.StringType),
     "id": (T.StringType,),
     "type": (T.StringType,),
+    "expires": (*NUMBERS, T.TimestampType),
+    "on_expiry": (T.StringType,),
+    "unique": (T.StringType,),
     "topic": (T.StringType,),
     "partition": NUMBERS,
     "id_ms": NUMBERS,
@@ -103,12 +107,27 @@ def source_positions(batch: pa.RecordBatch) -> pa.Array:
 def entries_from(batch: pa.RecordBatch, keys: list[Any] | None, ids: list[Any] | None) -> list[Sequence[Value]]:
     """Each row as the number of its fields and the fields. Raises ConfigError for a row that is not a message."""
     values, types, headers = bytes_column(batch, "value"), bytes_column(batch, "type"), headers_column(batch)
-    is_uniform = types is None and headers is None and values is not None
+    expiries, deaths, names = expires_column(batch), bytes_column(batch, "on_expiry"), bytes_column(batch, "unique")
+    others = (types, headers, expiries, deaths, names)
+    is_uniform = values is not None and all(each is None for each in others)
     if is_uniform and not any(column and None in column for column in (values, keys, ids)):
         return uniform_entries(values or [], keys, ids)
     nothing = [None] * batch.num_rows
-    columns = (each or nothing for each in (values, ids, keys, types, headers))
+    columns = (nothing if each is None else each for each in (values, ids, keys, *others))
     return [entry_fields(*row) for row in zip(*columns, strict=True)]
+
+
+def expires_column(batch: pa.RecordBatch) -> list[Any] | None:
+    """When each row expires, in ms since 1970; None if no row does. Raises ConfigError for a time before 1970."""
+    if "expires" not in batch.schema.names or batch.column("expires").null_count == batch.num_rows:
+        return None
+    column = batch.column("expires")
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", tz="UTC"), safe=False)
+    found: list[int | None] = column.cast(pa.int64()).to_pylist()
+    if any(each is not None and each < 0 for each in found):
+        raise ConfigError("column 'expires' is negative in a row: it is a time, or milliseconds since 1970")
+    return found
 
 
 def uniform_entries(values: list[Any], keys: list[Any] | None, ids: list[Any] | None) -> list[Sequence[Value]]:
@@ -136,9 +155,13 @@ def entry_fields(
     key: bytes | None,
     content_type: bytes | None,
     headers: Iterable[Any] | Mapping[str, Any] | None,
+    expires: int | None = None,
+    on_expiry: bytes | None = None,
+    unique: bytes | None = None,
 ) -> Sequence[Value]:
     """The number of fields of one row, and the fields."""
-    fields: list[Value] = [b"data", value or b""]
+    fields: list[Value] = [] if unique is None else [UNIQUE, unique]
+    fields += (b"data", value or b"")
     if message_id is not None:
         fields += (b"id", message_id)
     if key is not None:
@@ -147,8 +170,15 @@ def entry_fields(
         fields += (b"type", content_type)
     packed = next((each for name, each in header_pairs(headers or ()) if name == PACKED), None)
     if packed is not None:
-        return (len(fields := list(unpack_fields(packed))), *fields)
+        original = list(unpack_fields(packed))
+        if expires is not None and EXPIRES in original[::2]:
+            original[original[::2].index(EXPIRES) * 2 + 1] = str(expires).encode()
+        return (len(original), *original)
     fields += header_fields(headers or ())
+    if expires is not None:
+        fields += (EXPIRES, str(expires))
+    if on_expiry is not None:
+        fields += (ON_EXPIRY, on_expiry)
     if value is None:
         raise ConfigError(f"the value of the row with key {key!r} is null: a message has a value, so filter such rows")
     return (len(fields), *fields)

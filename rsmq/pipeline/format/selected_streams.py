@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rsmq.errors import BrokerError, ConfigError
+from rsmq.errors import BrokerError, ConfigError, NotPermitted
 from rsmq.model.layout import single
 from rsmq.model.stream_id import parse_stream_id
+from rsmq.pipeline.format.columns import ALL_GROUPS
 from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream
 from rsmq.pipeline.format.options import TopicSelection
+from rsmq.pipeline.format.push_down import Window
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.scripts import SEEK_ENTRY
-from rsmq.redis.streams import EARLIEST, LATEST, as_dict, is_missing
+from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE, as_dict, is_missing
+
+log = logging.getLogger("rsmq.pipeline")
 
 MAX_SEEK: Final = 2000
 """Entries that one script call counts: a few milliseconds of the server's time."""
@@ -23,11 +28,12 @@ MAX_SEEK: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """One stream at one moment: its newest id, how many entries were ever added, how many it holds."""
+    """One stream at one moment: its newest id, how many entries were ever added, how many it holds, the oldest id."""
 
     last: str
     added: int
     length: int
+    first: str | None = None
 
     @property
     def lost(self) -> int:
@@ -67,7 +73,8 @@ class SelectedStreams:
             if is_missing(error):
                 return StreamInfo(NO_ID, 0, 0)
             raise
-        return StreamInfo(info["last-generated-id"].decode(), int(info["entries-added"]), int(info["length"]))
+        first = info["first-entry"][0].decode() if info["first-entry"] else None
+        return StreamInfo(info["last-generated-id"].decode(), int(info["entries-added"]), int(info["length"]), first)
 
     def ends(self) -> Offsets:
         """After the newest entry of every stream. `since` is what each stream had lost by then."""
@@ -85,8 +92,50 @@ class SelectedStreams:
             return Position(info.last, info.added)
         if bound in (EARLIEST, NO_ID):
             return Position(NO_ID, info.lost)
+        if info.first is not None and is_before(bound, info.first):
+            return Position(bound, info.lost)  # the usual case of a time before all of it: nothing to count
         newer, _ = self.seek(stream, bound, info.last, info.added)
         return Position(bound, info.added - newer)
+
+    def cut(self, whole: Range, window: Window) -> Range | None:
+        """The part of a range that is in a window, with its exact count; None if no entry is."""
+        after = max(id_before(window.lowest), parse_stream_id(whole.start.encode()))
+        upto = min(window.highest, parse_stream_id(whole.end.encode()))
+        if after >= upto:
+            return None
+        stream, start, end = (whole.topic, whole.partition), stream_id(after), stream_id(upto)
+        if not self._connection.ask("XRANGE", self._key(stream), f"({start}", end, "COUNT", 1):
+            return None
+        found, _ = self.seek(stream, start, end, whole.expected)
+        return Range(whole.topic, whole.partition, start, end, found, whole.is_strict)
+
+    def cancelled(self, stream: Stream, after: str, upto: str) -> dict[bytes, str]:
+        """The messages of a range that are cancelled or replaced, with the groups for which they are, as text.
+
+        A user without the rights to ask for groups learns of none.
+        """
+        found: dict[bytes, set[str]] = {}
+        try:
+            rows = self._connection.ask("XINFO", "GROUPS", self._key(stream))
+            names = [as_dict(row)["name"].decode(errors="replace") for row in rows]
+            low, high = after.partition("-")[0], upto.partition("-")[0]
+            for name in names:
+                marks = as_dict(self._connection.ask("HGETALL", self._connection.keys.cancels(*stream, name)))
+                waiting = [each.encode() for each, mark in marks.items() if mark == b"cancelled"]
+                done = self._connection.ask("ZRANGEBYSCORE", self._connection.keys.cancelled(*stream, name), low, high)
+                for entry_id in {*waiting, *done}:
+                    found.setdefault(entry_id, set()).add(name)
+        except NotPermitted as error:
+            log.warning("column `cancelled` is empty: %s", error)
+            return {}
+        except BrokerError as error:
+            if is_missing(error):
+                return {}
+            raise
+        return {
+            entry_id: ALL_GROUPS if len(groups) == len(names) else ",".join(sorted(groups))
+            for entry_id, groups in found.items()
+        }
 
     def seek(self, stream: Stream, after: str, upto: str, count: int) -> tuple[int, str]:
         """How many entries there are after `after` up to `upto`, `count` at most, and the id of the last of them.
@@ -146,6 +195,19 @@ class SelectedStreams:
 
     def _key(self, stream: Stream) -> str:
         return self._connection.keys.stream(*stream)
+
+
+def id_before(entry_id: tuple[int, int]) -> tuple[int, int]:
+    """The highest id that is lower."""
+    ms, sequence = entry_id
+    if sequence:
+        return ms, sequence - 1
+    return (ms - 1, MOST_SEQUENCE) if ms else (0, 0)
+
+
+def stream_id(numbers: tuple[int, int]) -> str:
+    """Two numbers as a stream id."""
+    return f"{numbers[0]}-{numbers[1]}"
 
 
 def is_before(one: str, other: str) -> bool:

@@ -20,6 +20,7 @@ from rsmq.errors import ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.words import count
 from rsmq.pipeline.format.options import Access, WriteOptions
+from rsmq.pipeline.format.plain_errors import plain_errors
 from rsmq.pipeline.format.rows import check_columns
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.pipeline.format.topic_sink import DIGEST, SINKS, TaskResult
@@ -49,10 +50,12 @@ class TaskWriter:
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task."""
         return write_rows(self._options, iterator)
 
+    @plain_errors
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Check the results of all tasks, of a stream those of one micro-batch."""
         result = check_results(messages)

@@ -10,8 +10,9 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -19,9 +20,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rsmq.pipeline.java import use_java
+from rsmq.pipeline.source import PushingSource
 from rsmq.pipeline.spark.errors import spark_errors
+from rsmq.pipeline.spark.python import VARIABLE, use_python
 
 LOCAL: Final = "local[*]"
+PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -30,6 +35,7 @@ SETTINGS: Final = {
     "spark.python.daemon.module": "rsmq.pipeline.daemon",
 }
 LOCAL_SETTINGS: Final = {
+    "spark.log.level": "OFF",  # what fails is raised in Python, and would be logged twice before that
     # a few tasks on one machine: starting and planning cost more than they save
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.adaptive.enabled": "false",
@@ -49,22 +55,46 @@ Show = Callable[[float, float | None, str], None]
 """Moves a bar: how much is done, of how much, a note. Without a total the bar only shows that work goes on."""
 
 
-def open_session(master: str | None = None, name: str = "rsmq") -> SparkSession:
-    """The active session, that of `spark-submit`, or a new one on `master` (default: all cores of this machine)."""
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+def open_session(master: str | None = None, name: str = "rsmq", settings: Mapping[str, str] = NOTHING) -> SparkSession:
+    """A Spark session that knows `format("rsmq")`, from any Python: of a virtual environment, a notebook, an IDE, cron.
+
+    It is the active session, that of `spark-submit`, or a new one on `master` (default: all cores of this machine).
+    A new one runs on the Java that `rsmq doctor` shows, and its Python processes are this Python. `settings` are
+    settings of Spark for a new one, such as `{"spark.driver.memory": "4g"}`. Raises RsmqError if there is no Java, or
+    if Spark's executors have no rsmq.
+    """
+    session = SparkSession.getActiveSession() or start_session(master, name, settings)
+    register(session)
+    return session
+
+
+def start_session(master: str | None, name: str, settings: Mapping[str, str]) -> SparkSession:
+    """A new session, with settings for small work on this machine."""
     builder = SparkSession.builder.appName(name)
+    chosen = dict(settings)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit, which has its own Java and master
         use_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the default is any python3 on the PATH
+        os.environ.setdefault(VARIABLE, sys.executable)  # the default is any python3 on the PATH
         where = LOCAL if master is None else master
-        settings = SETTINGS | (LOCAL_SETTINGS if where.startswith("local[") or where == "local" else {})
+        is_local = where.startswith("local[") or where == "local"
+        chosen = SETTINGS | (LOCAL_SETTINGS if is_local else {}) | chosen
         builder = builder.master(where)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
     with spark_errors(), without_noise():
         return builder.getOrCreate()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("rsmq")` known to a session, from any Python, also to one of Spark Connect.
+
+    On this machine the session's Python processes become this Python, unless PYSPARK_PYTHON is set. Elsewhere they are
+    asked whether they have rsmq. Raises ConfigError, which says what to set, if they do not. Filters on topic,
+    partition, stream id and time are pushed down from now on (`spark.sql.python.filterPushdown.enabled`).
+    """
+    use_python(spark)
+    spark.conf.set(PUSH_DOWN, "true")
+    spark.dataSource.register(PushingSource)
 
 
 @contextmanager
