@@ -20,9 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rsmq import Broker, Settings
-from rsmq.pipeline import register
+from rsmq.pipeline import open_session, register
 from rsmq.pipeline.report.charts import stacked
-from rsmq.pipeline.spark.session import open_session
 from rsmq.redis.embedded.server import embedded
 
 SAMPLE = 5000

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from benchmarks.pipeline.figure import PARTITIONS, PIPELINE
 from rsmq.model.keys import Keys
 from rsmq.pipeline.jobs.archive import ArchiveOptions, archive
-from rsmq.pipeline.jobs.replay import ReplayJob, ReplayOptions
+from rsmq.pipeline.jobs.replay import ReplayOptions, SparkReplay
 from rsmq.pipeline.source import RsmqSource
 
 KEYS: Final = Keys("bench")
@@ -166,7 +166,7 @@ class Work:
         shutil.rmtree(self.archive_path(topic) / "_rsmq" / "replays", ignore_errors=True)
         self.make("target")
         order = ReplayOptions(str(self.archive_path(topic)), (topic,), "target")
-        job = ReplayJob(self.spark, order, {"url": self.url, "prefix": KEYS.prefix})
+        job = SparkReplay(self.spark, order, {"url": self.url, "prefix": KEYS.prefix})
         job.run(job.plan())
         self.check("target", count)
 

@@ -1,4 +1,4 @@
-"""`rsmq pipeline`: archive, compact, replay, send, report, on Spark. The jobs themselves are in `rsmq/pipeline`.
+"""`rsmq pipeline`: archive, compact, replay, send, report. The jobs themselves are in `rsmq/pipeline`.
 
 Spark is an optional extra and slow to import: nothing of it is loaded before one of these commands runs.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ByteSize
@@ -33,6 +33,11 @@ from rsmq.redis.wire.url import has_password, redact
 EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
 FILE_SIZE = 256 << 20
 TIME = "%Y-%m-%d %H:%M:%S"
+EXPIRIES = {
+    "shift": "it is moved by the age of the message (--expires shift)",
+    "drop": "it is left out, so the copies never expire (--expires drop)",
+    "keep": "it stays, so what has expired meanwhile is not handled (--expires keep)",
+}
 
 app = noun("Spark: archive, compact, replay, send, report.")
 
@@ -63,6 +68,10 @@ PasswordEnv = Annotated[
 ]
 PasswordFile = Annotated[
     str | None, typer.Option(metavar="PATH", help="File with the server's password, also on executors.")
+]
+Engine = Annotated[
+    Literal["auto", "arrow", "spark"],
+    typer.Option(help="Who does the work: arrow, in this process; spark; or auto: arrow unless there is much to do."),
 ]
 Since = Annotated[
     datetime | None,
@@ -97,31 +106,44 @@ def archive(
     ] = None,
     name: Annotated[str, typer.Option(help="Tells archives of one topic apart; retention waits for each.")] = "archive",
     batch: Annotated[int, typer.Option(min=1, help="Most messages in a batch.")] = 1_000_000,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Record in the archive what was lost before it came, and go on.")
+    ] = False,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="PATH", help="Spark's own state. Default: inside the archive.")
     ] = None,
     password_env: PasswordEnv = None,
     password_file: PasswordFile = None,
+    engine: Engine = "auto",
     master: Master = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Write topics to Parquet, each message once: what is there now, or continuously with --every."""
-    with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
-        job, show = load("jobs.archive"), load("spark.session")
+    with connection_options(url, password_env, password_file, master) as options:
+        job, show, engines = load("jobs.archive"), load("spark.session"), load("jobs.engine")
         source = options | topic_option(topics)
-        what = job.ArchiveOptions(source, absolute(to), name, every, batch, absolute(checkpoint))
-        with stop_signal() as is_stopping, show.progress_bar(f"archiving {topics}", as_json) as update:
+        what = job.ArchiveOptions(source, absolute(to), name, every, batch, absolute(checkpoint), accept_loss)
+        is_spark = engines.uses_spark(engine, master, what.target, lambda: engines.is_large_archive(what))
+        title = f"archiving {topics}"
+        with chosen(is_spark, master) as spark, stop_signal() as is_stopping, show.progress_bar(title, as_json) as bar:
 
             def on_progress(result: Any) -> None:
-                update(result.batches, None, count(result.messages, "message"))
+                bar(result.batches, None, count(result.messages, "message"))
 
-            result = job.archive(spark, what, on_progress, is_stopping)
+            if spark is None:
+                result = load("jobs.archive_by_arrow").archive_by_arrow(what, on_progress, is_stopping)
+            else:
+                result = job.archive(spark, what, on_progress, is_stopping)
     if as_json:
-        print_json(asdict(result))
+        print_json(asdict(result) | {"missing": result.missing})
     else:
         batches = count(result.batches, "batch", "batches")
         print_line(f"archived {count(result.messages, 'message')} to {result.archive} ({batches})")
+        if result.gaps:
+            lost = count(result.missing, "message was", "messages were")
+            streams = ", ".join(sorted({f"{gap.topic}.{gap.partition}" for gap in result.gaps}))
+            print_line(f"{lost} lost before the archive came, in {streams}: recorded in {result.archive}/_rsmq/gaps")
 
 
 @app.command(epilog="Example: rsmq pipeline compact /data/archive")
@@ -129,24 +151,35 @@ def compact(
     path: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive.")],
     topic: Annotated[list[str] | None, typer.Option(help="Only this topic; may be repeated.")] = None,
     until: Annotated[
-        datetime | None, typer.Option(parser=parse_day, metavar="DAY", help="The last day. Default: yesterday (UTC).")
+        datetime | None, typer.Option(parser=parse_day, metavar="DAY", help="The last day. Default: today (UTC).")
+    ] = None,
+    min_batches: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rewrite today only if it has so many new batches. Default: 20, with --until 1."),
     ] = None,
     file_size: Annotated[
         int, typer.Option(parser=parse_size, metavar="SIZE", help="The aim for the size of a file.")
     ] = FILE_SIZE,
+    engine: Engine = "auto",
     master: Master = None,
     as_json: Json = False,
 ) -> None:
     """Rewrite each day as few sorted files, each message once. Safe to interrupt and to run again."""
-    last = until or datetime.now(UTC).date() - timedelta(days=1)
-    with spark_session(master) as spark, load("spark.session").progress_bar("compacting", as_json) as update:
+    jobs, engines = load("jobs.compact"), load("jobs.engine")
+    address, topics = whole_path(path), tuple(topic or ())
+    today = datetime.now(UTC).date()
+    last = until or today
+    few = min_batches or (jobs.FEW_BATCHES if until is None else 1)
+    is_spark = engines.uses_spark(engine, master, address, lambda: engines.is_large_compaction(address, last, topics))
+    with chosen(is_spark, master) as spark, load("spark.session").progress_bar("compacting", as_json) as update:
 
         def on_progress(done: int, total: int) -> None:
             update(done, total, f"{done} of {count(total, 'day')}")
 
-        result = load("jobs.compact").compact(
-            spark, absolute(path), until=last, topics=topic or (), file_bytes=file_size, on_progress=on_progress
-        )
+        result = jobs.compact(
+            archive_at(spark, address), until=last, topics=topics, file_bytes=file_size, today=today,
+            few=few, on_progress=on_progress,
+        )  # fmt: skip
     if as_json:
         print_json(asdict(result))
         return
@@ -168,35 +201,45 @@ def replay(
     until: Until = None,
     key: Annotated[list[str] | None, typer.Option(help="Only this key; may be repeated.")] = None,
     where: Where = None,
+    expires: Annotated[
+        Literal["shift", "drop", "keep"],
+        typer.Option(help="When copies expire: later by the age of the message, never, or at its own moment."),
+    ] = "shift",
+    with_cancelled: Annotated[
+        bool, typer.Option("--with-cancelled", help="Also messages that were cancelled or replaced.")
+    ] = False,
     rate: Annotated[float | None, typer.Option(min=0.01, help="Messages a second. Default: no limit.")] = None,
     job: Job = None,
     dry_run: DryRun = False,
     password_env: PasswordEnv = None,
     password_file: PasswordFile = None,
+    engine: Engine = "auto",
     master: Master = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Publish messages of the archive again, each once. If interrupted, run it again to continue."""
-    with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
-        jobs, show = load("jobs.replay"), load("spark.session")
+    with connection_options(url, password_env, password_file, master) as options:
+        jobs, show, engines = load("jobs.replay"), load("spark.session"), load("jobs.engine")
         what = jobs.ReplayOptions(
-            absolute(source), topic_names(topics), to, since, until, tuple(key or ()), where, rate, job
-        )
-        work = jobs.ReplayJob(spark, what, options)
-        with show.progress_bar("counting", as_json, spark):
-            plan = work.plan()
-        if not as_json:
-            rows = (
-                (share.topic, share.messages, as_size(share.bytes), share.keys, f"{share.first:{TIME}}",
-                 f"{share.last:{TIME}}")
-                for share in plan.shares
-            )  # fmt: skip
-            columns = ("topic", "#messages", "size", "#keys (about)", "first", "last")
-            print_table(columns, rows, "no message of the archive matches")
-        if not dry_run:
-            with show.progress_bar(f"replaying to {to}", as_json, spark):
-                work.run(plan)
+            whole_path(source), topic_names(topics), to, since, until, tuple(key or ()), where, rate, job, expires,
+            with_cancelled,
+        )  # fmt: skip
+        if engine == "arrow" and where is not None:
+            raise ConfigError("--where is SQL, which Spark understands: use --engine spark")
+        is_spark = engines.uses_spark(engine, master, what.archive, lambda: engines.is_large_replay(what))
+        with chosen(is_spark, master) as spark:
+            if spark is None:
+                work = load("jobs.replay_by_arrow").ArrowReplay(what, options)
+            else:
+                work = jobs.SparkReplay(spark, what, options)
+            with show.progress_bar("counting", as_json, spark):
+                plan = work.plan()
+            if not as_json:
+                show_replay(plan, what)
+            if not dry_run:
+                with show.progress_bar(f"replaying to {to}", as_json, spark):
+                    work.run(plan)
     if as_json:
         print_json(asdict(plan) | {"messages": plan.messages, "is_dry_run": dry_run})
     elif dry_run:
@@ -205,6 +248,24 @@ def replay(
         print_line(f"job {plan.job} has finished before: to publish the messages once more, use another --job")
     else:
         print_line(f"published {count(plan.messages, 'message')} to {to} (job {plan.job})")
+
+
+def show_replay(plan: Any, options: Any) -> None:
+    """The plan of a replay as a table, and a line for what is left out or changed."""
+    rows = (
+        (share.topic, share.messages, as_size(share.bytes), share.keys, f"{share.first:{TIME}}", f"{share.last:{TIME}}")
+        for share in plan.shares
+    )
+    columns = ("topic", "#messages", "size", "#keys (about)", "first", "last")
+    print_table(columns, rows, "no message of the archive matches")
+    cancelled, expiring = (sum(getattr(share, name) for share in plan.shares) for name in ("cancelled", "expiring"))
+    if cancelled:
+        left_out = count(
+            cancelled, "message that was cancelled or replaced is", "messages that were cancelled or replaced are"
+        )
+        print_line(f"{left_out} left out: --with-cancelled brings them, too")
+    if expiring:
+        print_line(f"{count(expiring, 'message has an expiry', 'messages have an expiry')}: {EXPIRIES[options.expiry]}")
 
 
 @app.command(epilog="Example: rsmq pipeline send audience.parquet --to alerts --device device_id")
@@ -269,15 +330,18 @@ def report(
     out: Annotated[str, typer.Option(metavar="FILE", help="The page.")] = "rsmq-report.html",
     password_env: PasswordEnv = None,
     password_file: PasswordFile = None,
+    engine: Engine = "auto",
     master: Master = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page with charts: volume, latency, dead letters, fairness, hot keys, devices."""
-    with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
-        reports, show = load("report.report"), load("spark.session")
+    with connection_options(url, password_env, password_file, master) as options:
+        reports, show, engines = load("report.report"), load("spark.session"), load("jobs.engine")
         what = reports.ReportOptions(topic_names(topics), options, absolute(source), since, until)
-        with show.progress_bar("counting", as_json, spark):
+        counting = load("report.count_by_arrow")
+        is_spark = engines.uses_spark(engine, master, what.archive, lambda: counting.is_large_report(what))
+        with chosen(is_spark, master) as spark, show.progress_bar("counting", as_json, spark):
             data = reports.collect(spark, what)
         page = load("report.page").write_page(data, out)
     if as_json:
@@ -320,6 +384,23 @@ def load(name: str) -> Any:
         raise
 
 
+def archive_at(spark: Any, address: str) -> Any:
+    """An archive, by Spark or, without a session, by Arrow."""
+    if spark is None:
+        return load("jobs.arrow_archive").ArrowArchive(address)
+    return load("jobs.spark_archive").SparkArchive(spark, address)
+
+
+@contextmanager
+def chosen(is_spark: bool, master: str | None) -> Iterator[Any]:
+    """A Spark session, or None if Arrow does the work."""
+    if not is_spark:
+        yield None
+        return
+    with spark_session(master) as session:
+        yield session
+
+
 @contextmanager
 def spark_session(master: str | None) -> Iterator[Any]:
     """The active Spark session, or a new one for the length of the block."""
@@ -328,9 +409,10 @@ def spark_session(master: str | None) -> Iterator[Any]:
     opener = load("spark.session")
     is_new = opener.SparkSession.getActiveSession() is None
     session = opener.open_session(master, "rsmq pipeline")
-    import_module("rsmq.pipeline").register(session)
+    if is_new:
+        session.sparkContext.setLogLevel("OFF")  # the command itself prints each error, as one line
     for name in ("py4j", "pyspark"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # the command itself prints each error, as one line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         yield session
     finally:
@@ -385,6 +467,11 @@ def topic_option(topics: str) -> dict[str, str]:
 def topic_names(topics: str) -> tuple[str, ...]:
     """Names with commas as a tuple."""
     return tuple(dict.fromkeys(name.strip() for name in topics.split(",") if name.strip()))
+
+
+def whole_path(path: str) -> str:
+    """A path that is given, as an absolute URL."""
+    return absolute(path) or path
 
 
 def absolute(path: str | None) -> str | None:

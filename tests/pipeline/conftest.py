@@ -112,6 +112,12 @@ def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
 
 
 @pytest.fixture
+def light(settings: Settings, tmp_path: Path) -> Vault:
+    """The same without Spark: no JVM is started."""
+    return Vault(None, tmp_path / "archive", settings)
+
+
+@pytest.fixture
 def topic() -> str:
     """The name of a topic that only this test uses."""
     return f"t{uuid.uuid4().hex[:8]}"

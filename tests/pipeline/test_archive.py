@@ -71,8 +71,8 @@ def test_archive_interrupted_around_its_commit_writes_each_message_once(
     vault.add("orders", range(30))
     commit = ArchiveStore.commit
 
-    def die_behind(store: ArchiveStore, batch: Any) -> None:
-        commit(store, batch)
+    def die_behind(*args: Any, **kwargs: Any) -> None:
+        commit(*args, **kwargs)
         crash()
 
     for die, counted in ((crash, 0), (die_behind, 1)):
@@ -105,7 +105,7 @@ def test_archive_without_sparks_state_continues_where_it_ended(vault: Vault, cap
     assert (done.messages, done.batches) == (10, 2), "a new query continues where the archive ends"
     assert len(vault.store.batches()) == 2
 
-    compact(vault.spark, str(vault.path), until=datetime.now(UTC).date())
+    compact(vault.store, until=datetime.now(UTC).date())
     lose(checkpoint / "offsets" / "1")
     lose(checkpoint / "commits" / "1")
     vault.add("orders", range(35, 40))
@@ -187,17 +187,17 @@ def test_compact_rewrites_a_day_as_one_sorted_file(vault: Vault) -> None:
         b"m%d" % number for number in range(30)
     )
     today = datetime.now(UTC).date()
-    assert compact(vault.spark, str(vault.path), until=today - timedelta(days=1)).days == []
-    (day,) = compact(vault.spark, str(vault.path), until=today).days
+    assert compact(vault.store, until=today - timedelta(days=1)).days == []
+    (day,) = compact(vault.store, until=today).days
     assert (day.messages, day.duplicates, day.files_after) == (30, 30, 1)
     assert day.files_before > 2
     assert vault.archived("orders") == list(range(30))
     vault.add("orders", range(30, 35))
     vault.archive("orders")
     assert vault.archived("orders") == list(range(35))
-    (day,) = compact(vault.spark, str(vault.path), until=today).days
+    (day,) = compact(vault.store, until=today).days
     assert (day.messages, day.files_after) == (35, 1)
-    assert compact(vault.spark, str(vault.path), until=today).skipped == 1
+    assert compact(vault.store, until=today).skipped == 1
     (part,) = vault.store.parts(["orders"])
     rows = [
         (row.partition, row.id_ms, row.id_seq)
@@ -234,9 +234,9 @@ def test_compact_interrupted_around_its_record_shows_each_message_once(
         with monkeypatch.context() as patch:
             patch.setattr(ArchiveStore, step, crash)
             with pytest.raises(Crash):
-                compact(copied.spark, str(copied.path), until=today)
+                compact(copied.store, until=today)
         assert copied.archived("orders") == list(range(20))
-    assert compact(copied.spark, str(copied.path), until=today).days == [], "the second one had counted already"
+    assert compact(copied.store, until=today).days == [], "the second one had counted already"
     assert copied.archived("orders") == list(range(20))
     assert len(copied.store.parts(["orders"])) == 1
 
@@ -247,10 +247,10 @@ def test_compact_that_comes_second_changes_nothing(copied: Vault, monkeypatch: p
 
     def be_second(store: ArchiveStore, mine: Compaction) -> bool:
         monkeypatch.setattr(ArchiveStore, "replace", replace)
-        compact(copied.spark, str(copied.path), until=today)
+        compact(copied.store, until=today)
         return store.replace(mine)
 
     monkeypatch.setattr(ArchiveStore, "replace", be_second)
     with pytest.raises(RsmqError, match="another compaction has rewritten orders"):
-        compact(copied.spark, str(copied.path), until=today)
+        compact(copied.store, until=today)
     assert copied.archived("orders") == list(range(20))

@@ -85,7 +85,7 @@ async def test_replayed_departures_are_handled_like_the_originals(
                 took["handle"] = await timed(first.have_seen(len(departures)))
             await settled_but_kept(broker, topic)
             took["archive"] = await timed(at_once(vault.archive, "departures"))
-            compact(spark, str(vault.path), until=datetime.now(UTC).date())
+            compact(vault.store, until=datetime.now(UTC).date())
             assert await trimmed(broker, topic) == len(departures)
             assert not any(vault.entries("departures", PARTITIONS))
             took["replay"] = await timed(at_once(vault.replay, "departures", "again"))

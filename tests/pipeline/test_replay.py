@@ -127,7 +127,7 @@ def test_replay_interrupted_into_a_live_topic_publishes_each_message_once(vault:
     vault.add("copy", [1000, 1001])
     vault.add("orders", range(60, 70))
     vault.archive("orders")
-    compact(vault.spark, str(vault.path), until=datetime.now(UTC).date())
+    compact(vault.store, until=datetime.now(UTC).date())
     plan = vault.replay("orders", "copy")
     assert (plan.messages, plan.is_begun, plan.is_finished) == (60, True, False)
     assert numbers(vault.entries("copy")) == [*range(60), 1000, 1001]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,11 @@ from pyspark.sql import SparkSession
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.pipeline.jobs.archive import ArchiveOptions, ArchiveResult, archive
-from rsmq.pipeline.jobs.archive_store import ArchiveStore
-from rsmq.pipeline.jobs.replay import ReplayJob, ReplayOptions, ReplayPlan
+from rsmq.pipeline.jobs.archive_by_arrow import archive_by_arrow
+from rsmq.pipeline.jobs.arrow_archive import ArrowArchive
+from rsmq.pipeline.jobs.replay import ReplayJob, ReplayOptions, ReplayPlan, SparkReplay
+from rsmq.pipeline.jobs.replay_by_arrow import ArrowReplay
+from rsmq.pipeline.jobs.spark_archive import SparkArchive
 
 Fields = tuple[bytes, ...]
 
@@ -23,7 +27,7 @@ Fields = tuple[bytes, ...]
 class Vault:
     """Short words for what nearly every test does. `server` is a client of its own, for what other clients do."""
 
-    spark: SparkSession
+    spark: SparkSession | None
     path: Path
     settings: Settings
     connection: dict[str, str] = field(default_factory=dict)
@@ -32,12 +36,23 @@ class Vault:
         self.connection = {"url": self.settings.url or "", "prefix": self.settings.prefix}
         self.server = redis.Redis.from_url(self.settings.url or "", protocol=2)
         self.keys = Keys(self.settings.prefix)
-        self.store = ArchiveStore(self.spark, str(self.path))
+        self.light = ArrowArchive(str(self.path))
+
+    @property
+    def store(self) -> SparkArchive:
+        """The archive by Spark."""
+        assert self.spark is not None, "this vault has no Spark"
+        return SparkArchive(self.spark, str(self.path))
 
     def archive(self, *topics: str, **options: Any) -> ArchiveResult:
         """Archive what is there now."""
         source = self.connection | {"subscribe": ",".join(topics)}
-        return archive(self.spark, ArchiveOptions(source, str(self.path), **options))
+        return archive(self.store.spark, ArchiveOptions(source, str(self.path), **options))
+
+    def archive_by_arrow(self, *topics: str, **options: Any) -> ArchiveResult:
+        """The same without Spark."""
+        source = self.connection | {"subscribe": ",".join(topics)}
+        return archive_by_arrow(ArchiveOptions(source, str(self.path), **options))
 
     def replay(self, topic: str, to: str, **options: Any) -> ReplayPlan:
         """Replay, and return what was planned."""
@@ -48,7 +63,11 @@ class Vault:
 
     def job(self, topic: str, to: str, **options: Any) -> ReplayJob:
         """A replay that has not started."""
-        return ReplayJob(self.spark, ReplayOptions(str(self.path), (topic,), to, **options), self.connection)
+        return SparkReplay(self.store.spark, ReplayOptions(str(self.path), (topic,), to, **options), self.connection)
+
+    def arrow_job(self, topic: str, to: str, **options: Any) -> ReplayJob:
+        """The same without Spark."""
+        return ArrowReplay(ReplayOptions(str(self.path), (topic,), to, **options), self.connection)
 
     def make(self, topic: str, partitions: int = 2) -> None:
         """A topic, with fewer partitions than usual: each costs a task."""
@@ -82,8 +101,8 @@ class Vault:
 
     def archived(self, *topics: str) -> list[int]:
         """The numbers in the archive, sorted, each as often as it is there."""
-        rows = self.store.read(self.store.parts(topics)).selectExpr("get_json_object(string(value), '$.n') AS n")
-        return sorted(int(row.n) for row in rows.collect())
+        rows = self.light.read(self.light.parts(topics), ["value"])
+        return sorted(json.loads(value)["n"] for value in rows.column("value").to_pylist())
 
     def position(self, topic: str, partition: int, name: str = "archive") -> bytes | None:
         """How far an archive is, as it has published it on the server."""

@@ -194,7 +194,7 @@ def split_mixed(rows: Sequence[list[bytes]], *, with_extras: bool) -> SplitEntri
 def read_extras(fields: list[bytes]) -> Extras:
     """Everything in an entry besides key and value; packed whole where columns cannot hold it faithfully."""
     by_name = dict(zip(fields[::2], fields[1::2], strict=True))
-    own = {name: by_name[name] for name in (b"id", b"type", UNIQUE) if name in by_name}
+    own: dict[bytes, bytes] = {name: by_name[name] for name in (b"id", b"type", UNIQUE) if name in by_name}
     if expiry_of(by_name, 0) is not None:  # in another form the two fields are headers
         own |= {name: by_name[name] for name in EXPIRY_FIELDS if name in by_name}
     try:

@@ -20,6 +20,8 @@ from rsmq.model.words import count
 log = logging.getLogger("rsmq.pipeline")
 
 NO_ID: Final = "0-0"
+GO_ON: Final = "continue with failOnDataLoss=false"
+NEW_QUERY: Final = "Start a new query (a new checkpoint)"
 
 Stream = tuple[str, int]
 """A topic and the number of one of its partitions."""
@@ -111,9 +113,7 @@ class Range(InputPartition):
             f"{found}: {what}"
         )
         if self.is_strict:
-            raise DataLoss(
-                f"{text}. Read sooner, keep more (`rsmq topic set {self.topic}`), or continue with failOnDataLoss=false"
-            )
+            raise DataLoss(f"{text}. Read sooner, keep more (`rsmq topic set {self.topic}`), or {GO_ON}")
         log.warning("%s", text)
 
 
@@ -131,7 +131,7 @@ def ranges_between(start: Offsets, end: Offsets, *, is_strict: bool) -> list[Ran
                 had = count(after.added, "entry of the old topic was", "entries of the old topic were")
                 raise DataLoss(
                     f"{topic}.{partition} was deleted and created again: {had} read, the new one has had "
-                    f"{upto.added}. Start a new query (a new checkpoint), or continue with failOnDataLoss=false"
+                    f"{upto.added}. {NEW_QUERY}, or {GO_ON}"
                 )
             after = Position(NO_ID, upto.since)
         if upto.added > after.added:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from rsmq.errors import ConfigError
 from rsmq.model.clock import epoch_ms
@@ -16,10 +16,13 @@ from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.keys import check_name
 from rsmq.model.settings import unquoted
 from rsmq.model.stream_id import STREAM_ID
-from rsmq.pipeline.format.offsets import NO_ID
+from rsmq.pipeline.format.offsets import NO_ID, Offsets
 from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE
 
 T = TypeVar("T")
+
+NOTHING_SAVED: Final = Offsets({}, {})
+OFFSETS_EXAMPLE: Final = 'such as {"orders": {"0": "1718000000000-0", "1": "earliest"}}'
 
 Bound = str
 """`earliest`, `latest` or a stream id. A start excludes the entry with that id; an end includes it."""
@@ -31,6 +34,8 @@ class Bounds:
 
     default: Bound
     by_partition: tuple[tuple[str, int, Bound], ...] = ()
+    saved: Offsets = NOTHING_SAVED
+    """Positions with counts, as in the progress of a query: the difference to now must be there, or it is lost."""
 
     def of(self, topic: str, partition: int) -> Bound:
         """The bound of one stream."""
@@ -124,14 +129,37 @@ class OptionReader:
             if offsets.lower() == EARLIEST and not is_start:
                 raise ConfigError(f"{by_offset}=earliest reads nothing: use latest, or offsets as JSON")
             return Bounds(offsets.lower())
-        return Bounds(EARLIEST if is_start else LATEST, tuple(partition_bounds(by_offset, offsets)))
+        found = json_object(by_offset, offsets, OFFSETS_EXAMPLE)
+        saved = saved_offsets(found) if is_start else NOTHING_SAVED
+        by_partition = tuple(partition_bounds(by_offset, without_counts(found, saved)))
+        return Bounds(EARLIEST if is_start else LATEST, by_partition, saved)
 
 
-def partition_bounds(name: str, text: str) -> Iterable[tuple[str, int, Bound]]:
+def saved_offsets(found: dict[str, Any]) -> Offsets:
+    """The positions with counts among offsets: those of topics with an epoch, as `Offsets.to_json` writes them."""
+    topics = {topic: inner for topic, inner in found.items() if isinstance(inner, dict) and "epoch" in inner}
+    counted = {
+        topic: {name: value for name, value in inner.items() if name == "epoch" or isinstance(value, dict)}
+        for topic, inner in topics.items()
+    }
+    return Offsets.from_json(counted)
+
+
+def without_counts(found: dict[str, Any], saved: Offsets) -> dict[str, Any]:
+    """The offsets that have no counts."""
+    return {
+        topic: {name: value for name, value in inner.items() if name != "epoch" and not isinstance(value, dict)}
+        if topic in saved.epochs
+        else inner
+        for topic, inner in found.items()
+    }
+
+
+def partition_bounds(name: str, found: dict[str, Any]) -> Iterable[tuple[str, int, Bound]]:
     """`{"orders": {"0": "1718000000000-0", "1": "earliest"}}` as tuples. -2 and -1 mean earliest and latest."""
-    example = 'such as {"orders": {"0": "1718000000000-0", "1": "earliest"}}'
+    example = OFFSETS_EXAMPLE
     kafka: dict[Any, str] = {-2: EARLIEST, -1: LATEST}
-    for topic, bounds in json_object(name, text, example).items():
+    for topic, bounds in found.items():
         check_name("topic", topic)
         if not isinstance(bounds, dict) or not all(re.fullmatch(r"[0-9]{1,4}", number) for number in bounds):
             raise ConfigError(f"{name}: {topic!r} needs an object of partition numbers, {example}")

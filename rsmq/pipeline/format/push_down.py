@@ -26,7 +26,7 @@ MICROSECOND: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReadWindow:
     """What can match: topics (None: all), partitions and stream ids from the lowest to the highest, both included."""
 
     topics: frozenset[str] | None = None
@@ -49,14 +49,14 @@ class Window:
             and self.lowest_partition <= partition <= self.highest_partition
         )
 
-    def between(self, lowest: Id, highest: Id) -> Window:
+    def between(self, lowest: Id, highest: Id) -> ReadWindow:
         """This window without lower and higher ids."""
         return replace(self, lowest=max(self.lowest, lowest), highest=min(self.highest, highest))
 
 
-def window_of(filters: Iterable[ds.Filter]) -> Window:
+def read_window(filters: Iterable[ds.Filter]) -> ReadWindow:
     """The smallest window that is known to hold all that matches."""
-    window = Window()
+    window = ReadWindow()
     for each in filters:
         name, values = column_and_values(each)
         if name in ("topic", "partition") and values is not None:
@@ -78,14 +78,14 @@ def window_of(filters: Iterable[ds.Filter]) -> Window:
 
 def column_and_values(each: ds.Filter) -> tuple[str | None, list[Any] | None]:
     """The column of a filter, and the values that it may have; None: any that the comparison allows."""
-    attribute = getattr(each, "attribute", ())
+    attribute: tuple[str, ...] = getattr(each, "attribute", ())
     name = attribute[0] if len(attribute) == 1 else None
     if isinstance(each, ds.EqualTo | ds.EqualNullSafe):
         return name, [each.value]
     return name, list(each.value) if isinstance(each, ds.In) else None
 
 
-def with_values(window: Window, name: str, values: list[Any]) -> Window:
+def with_values(window: ReadWindow, name: str, values: list[Any]) -> ReadWindow:
     """The window with only these topics or partitions."""
     found = frozenset(values)
     if name == "topic":

@@ -19,7 +19,7 @@ from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream
 from rsmq.pipeline.format.option_reader import Bounds
 from rsmq.pipeline.format.options import ReadOptions
 from rsmq.pipeline.format.plain_errors import plain_errors, plain_rows
-from rsmq.pipeline.format.push_down import Window, window_of
+from rsmq.pipeline.format.push_down import ReadWindow, read_window
 from rsmq.pipeline.format.selected_streams import SelectedStreams, is_before
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.streams import EARLIEST, LATEST
@@ -45,9 +45,9 @@ class BatchReader(DataSourceReader):
     @plain_errors
     def partitions(self) -> list[InputPartition]:
         """The ranges to read, one task each."""
-        return self._ranges(Window())
+        return self._ranges(ReadWindow())
 
-    def _ranges(self, window: Window) -> list[InputPartition]:
+    def _ranges(self, window: ReadWindow) -> list[InputPartition]:
         """The ranges that can hold something of a window."""
         options = self._options
         with TaskConnection(options.access) as connection:
@@ -81,11 +81,11 @@ class PushingReader(BatchReader):
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._window = Window()
+        self._window = ReadWindow()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Note what can match, and leave all filters to Spark, too."""
-        self._window = window_of(filters)
+        self._window = read_window(filters)
         return filters
 
     @plain_errors
@@ -116,8 +116,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = streams.ends()
         check_bounds(options, set(ends.epochs))
         bounds = Bounds(LATEST) if options.start is None else options.start
-        starts = {stream: streams.position(stream, bounds.of(*stream)) for stream in ends.positions}
-        return Offsets(ends.epochs, starts).to_json()
+        saved = bounds.saved
+        starts = {
+            stream: saved.positions.get(stream) or streams.position(stream, bounds.of(*stream))
+            for stream in {**ends.positions, **saved.positions}
+        }
+        return Offsets({**ends.epochs, **saved.epochs}, starts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """`maxOffsetsPerTrigger`."""

@@ -15,7 +15,7 @@ from rsmq.model.stream_id import parse_stream_id
 from rsmq.pipeline.format.columns import ALL_GROUPS
 from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream
 from rsmq.pipeline.format.options import TopicSelection
-from rsmq.pipeline.format.push_down import Window
+from rsmq.pipeline.format.push_down import ReadWindow
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.scripts import SEEK_ENTRY
 from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE, as_dict, is_missing
@@ -97,7 +97,7 @@ class SelectedStreams:
         newer, _ = self.seek(stream, bound, info.last, info.added)
         return Position(bound, info.added - newer)
 
-    def cut(self, whole: Range, window: Window) -> Range | None:
+    def cut(self, whole: Range, window: ReadWindow) -> Range | None:
         """The part of a range that is in a window, with its exact count; None if no entry is."""
         after = max(id_before(window.lowest), parse_stream_id(whole.start.encode()))
         upto = min(window.highest, parse_stream_id(whole.end.encode()))

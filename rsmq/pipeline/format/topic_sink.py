@@ -7,7 +7,7 @@ position is stored with the messages, exactly once into a live topic. dedupe: on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -33,6 +33,9 @@ CALLS_PER_SECOND: Final = 4
 """At a rate, each call is small: messages arrive evenly, not in bursts."""
 MAX_CATCH_UP_SECONDS: Final = 1.0
 """A task that was idle may exceed its rate to catch up with this much time."""
+
+MAX_HOMES: Final = 100_000
+"""Keys that a sink remembers between two flushes."""
 
 BytesColumn = list[bytes | None] | None
 """A column of bytes; None if the batch has no such column."""
@@ -255,8 +258,37 @@ class MarkerSink(TopicSink):
     script = PUBLISH_MARKED
     needs = ("id_ms", "id_seq")
 
+    def __init__(self, connection: TaskConnection, options: WriteOptions, find_topic: Callable[[str], Topic]) -> None:
+        super().__init__(connection, options, find_topic)
+        self._homes: dict[tuple[str, bytes], tuple[str, int]] = {}
+
     def _put_into(self, topic: Topic, batch: pa.RecordBatch) -> None:
         has_source = {"topic", "partition"} <= set(batch.schema.names)
+        for rows in self._in_order(topic.name, batch) if has_source else [batch]:
+            self._put_sources(topic, rows, has_source)
+
+    def _in_order(self, target: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows, cut where a key comes from another partition than before, as in a topic that was resized. All that
+        waits is sent before such a row: the messages of each source wait apart."""
+        keys = bytes_column(batch, "key")
+        sources = zip(batch.column("topic").to_pylist(), batch.column("partition").to_pylist(), strict=True)
+        start, homes = 0, self._homes
+        for number, (key, source) in enumerate(zip(keys, sources, strict=True)) if keys is not None else ():
+            if key is None or homes.setdefault((target, key), source) == source:
+                continue
+            yield batch.slice(start, number - start)
+            self.flush()
+            homes.clear()
+            homes[target, key], start = source, number
+        yield batch.slice(start)
+        if len(homes) > MAX_HOMES:
+            self.flush()
+            homes.clear()
+
+    def _put_sources(self, topic: Topic, batch: pa.RecordBatch, has_source: bool) -> None:
+        """Add rows of one or more sources."""
+        if not batch.num_rows:
+            return
         for name, of_topic in group_by_column(batch, "topic") if has_source else ((None, batch),):
             for number, rows in group_by_column(of_topic, "partition") if has_source else ((None, of_topic),):
                 source = "" if name is None or number is None else f"{name}.{number}"

@@ -1,15 +1,19 @@
 """`rsmq pipeline archive`: topics to Parquet, one run or continuously, each message exactly once.
 
-A batch is written to folders of its own (`topic=/date=/batch=`), which it overwrites when it runs again. Then one
-record commits it (see `archive_store`). A committed batch is not written again, even if Spark has forgotten it and the
-topic has been trimmed since. If all of Spark's state is lost, the archive itself knows where to continue.
+A batch is written to folders of its own (`topic=/date=/batch=`). Then one record commits it (see `archive_store`). The
+archive itself knows where to continue, with the count of entries: what is lost before it was archived is an error, or,
+with `accepts_loss`, a record in the archive.
+
+`archive` does it by Spark, `archive_by_arrow` in this process (see there). They write the same files and records, and
+one continues where the other has ended.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -18,11 +22,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
+from rsmq.model.clock import now_ms
 from rsmq.model.keys import check_name
-from rsmq.pipeline.format.offsets import NO_ID, Offsets
+from rsmq.pipeline.format.offsets import GO_ON, NEW_QUERY, NO_ID, DataLoss, Offsets, Stream, ranges_between
 from rsmq.pipeline.format.options import read_options
+from rsmq.pipeline.format.selected_streams import is_before
 from rsmq.pipeline.format.task_connection import TaskConnection
-from rsmq.pipeline.jobs.archive_store import DAY_MS, FOLDERS, ArchivedBatch, ArchiveStore, Ends, Folder
+from rsmq.pipeline.jobs.archive_store import DAY_MS, FOLDERS, ArchivedBatch, ArchiveStore, Ends, Gap
+from rsmq.pipeline.jobs.folder import Folder, exclusive
+from rsmq.pipeline.jobs.hadoop_folder import HadoopFolder
+from rsmq.pipeline.jobs.spark_archive import SparkArchive
 from rsmq.pipeline.spark.errors import spark_errors
 
 log = logging.getLogger("rsmq.pipeline")
@@ -36,7 +45,8 @@ LAST_DAY: Final = 2_932_896
 class ArchiveOptions:
     """The options of an archive job. `source`: options of `format("rsmq")`. `every` None: what is there now, then stop.
 
-    `name` tells several archives of one topic apart: retention waits for each of them.
+    `name` tells several archives of one topic apart: retention waits for each of them. `accepts_loss`: what is lost
+    before it was archived is recorded, and the archive goes on; otherwise DataLoss is raised.
     """
 
     source: dict[str, str]
@@ -45,16 +55,31 @@ class ArchiveOptions:
     every: timedelta | None = None
     batch: int = 1_000_000
     checkpoint: str | None = None
+    accepts_loss: bool = False
+
+    def source_options(self, store: ArchiveStore) -> dict[str, str]:
+        """The options of the read: all columns, from where the archive ends."""
+        return self.source | {
+            "includeHeaders": "true",
+            "startingOffsets": starting_offsets(store, self.name),
+            "failOnDataLoss": "false" if self.accepts_loss else "true",
+        }
 
 
 @dataclass(slots=True)
 class ArchiveResult:
-    """The result of one run. `offsets`: how far each partition is archived."""
+    """The result of one run. `offsets`: how far each partition is archived. `gaps`: what was lost, and is recorded."""
 
     archive: str
     messages: int = 0
     batches: int = 0
     offsets: Ends = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """How many messages are in the gaps."""
+        return sum(gap.missing for gap in self.gaps)
 
 
 def archive(
@@ -63,12 +88,18 @@ def archive(
     on_progress: Callable[[ArchiveResult], None] = lambda result: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> ArchiveResult:
-    """Archive until there is nothing left, or until `is_stopping`. Raises RsmqError."""
+    """Archive until there is nothing left, or until `is_stopping`. Raises RsmqError, DataLoss for lost messages."""
     check_name("archive", options.name)
-    store = ArchiveStore(spark, options.target)
+    store = SparkArchive(spark, options.target)
     result = ArchiveResult(store.folder.address)
-    with spark_errors(), TaskConnection(read_options(options.source).access) as connection:
-        query = start_query(spark, store, options)
+    with (
+        loss_told(),
+        spark_errors(),
+        exclusive(store.folder.address, options.name),
+        TaskConnection(read_options(options.source).access) as connection,
+    ):
+        writer = MicroBatchWriter(store, options)
+        query = start_query(store, options, writer)
         newest = -1
         try:
             while True:
@@ -80,6 +111,7 @@ def archive(
                         result.messages += progress["numInputRows"]
                         result.batches += 1
                         result.offsets = parse_ends(json.loads(progress["sources"][0]["endOffset"]))
+                        result.gaps = writer.gaps
                         publish_offsets(connection, options.name, result.offsets)
                         on_progress(result)
                 if has_ended or is_stopping():
@@ -88,34 +120,51 @@ def archive(
             query.stop()
 
 
-def start_query(spark: SparkSession, store: ArchiveStore, options: ArchiveOptions) -> StreamingQuery:
+@contextmanager
+def loss_told() -> Iterator[None]:
+    """Name the ways out that this command has when messages are missing."""
+    try:
+        yield
+    except DataLoss as error:
+        text = str(error).replace(GO_ON, "run it with --accept-loss: it records the gap in the archive and goes on")
+        raise DataLoss(text.replace(NEW_QUERY, "Use another --name")) from None
+
+
+def starting_offsets(store: ArchiveStore, name: str) -> str:
+    """Where an archive continues, as an option of the source: with counts, where its records have them."""
+    known = store.positions(name)
+    saved: dict[str, Any] = known.to_json()
+    for topic, ids in store.offsets(name).items():
+        for number, stream_id in ids.items():
+            if (topic, int(number)) not in known.positions:
+                saved.setdefault(topic, {})[number] = stream_id
+    return json.dumps(saved, sort_keys=True) if saved else "earliest"
+
+
+def start_query(store: SparkArchive, options: ArchiveOptions, writer: MicroBatchWriter) -> StreamingQuery:
     """Start the streaming query that archives."""
-    checkpoint = options.checkpoint or f"{store.folder.address}/_rsmq/checkpoints/{options.name}"
-    remove_stale_checkpoint(store, Folder(spark, checkpoint))
-    archived = store.offsets(options.name)
+    remove_stale_checkpoint(store, options.name, writer.checkpoint)
     every = options.every
     trigger: dict[str, Any] = (
         {"availableNow": True} if every is None else {"processingTime": f"{every.total_seconds()} seconds"}
     )
     return (
-        spark.readStream.format("rsmq")
-        .options(**options.source)
-        .option("includeHeaders", "true")
-        .option("startingOffsets", json.dumps(archived, sort_keys=True) if archived else "earliest")
+        store.spark.readStream.format("rsmq")
+        .options(**options.source_options(store))
         .option("maxOffsetsPerTrigger", str(options.batch))
         .load()
-        .writeStream.foreachBatch(MicroBatchWriter(spark, store, options.name, checkpoint))
-        .option("checkpointLocation", checkpoint)
+        .writeStream.foreachBatch(writer)
+        .option("checkpointLocation", writer.checkpoint.address)
         .trigger(**trigger)
         .start()
     )
 
 
-def remove_stale_checkpoint(store: ArchiveStore, checkpoint: Folder) -> None:
-    """Remove a checkpoint that lacks batches of the archive, such as one restored from an old copy.
+def remove_stale_checkpoint(store: ArchiveStore, name: str, checkpoint: Folder) -> None:
+    """Remove a checkpoint that lacks batches of the archive: restored from an old copy, or archived by Arrow since.
 
-    Spark would plan these batches again, with other ends. What it then wrote would overwrite committed data, or be
-    ignored as replaced by a compaction. Without a checkpoint a new query continues where the archive ends.
+    Spark would plan these batches again, with other ends. What it then wrote would overwrite committed data, be there
+    twice, or be ignored as replaced by a compaction. Without a checkpoint a new query continues where the archive ends.
     """
     if not checkpoint.exists("metadata"):
         return
@@ -128,6 +177,25 @@ def remove_stale_checkpoint(store: ArchiveStore, checkpoint: Folder) -> None:
             "the archive ends", checkpoint.address, planned, archived,
         )  # fmt: skip
         checkpoint.delete("")
+    elif planned >= 0 and is_ahead(store.offsets(name), parse_ends(planned_offsets(checkpoint, planned))):
+        log.info("another run has archived more than %s has planned: a new query continues", checkpoint.address)
+        checkpoint.delete("")
+
+
+def is_ahead(one: Ends, other: Ends) -> bool:
+    """Whether `one` is further than `other` in any partition."""
+    return any(
+        is_before(other.get(topic, {}).get(number, NO_ID), stream_id)
+        for topic, ids in one.items()
+        for number, stream_id in ids.items()
+    )
+
+
+def planned_offsets(checkpoint: Folder, number: int) -> dict[str, Any]:
+    """The end of a batch that Spark has planned, as offsets of the source."""
+    lines = checkpoint.read(f"offsets/{number}").splitlines()  # a version, metadata, a line for each source
+    found: dict[str, Any] = json.loads(lines[2])
+    return found
 
 
 def query_name(checkpoint: Folder) -> str:
@@ -138,14 +206,17 @@ def query_name(checkpoint: Folder) -> str:
 class MicroBatchWriter:
     """Writes one micro-batch into the archive, unless it is committed already."""
 
-    def __init__(self, spark: SparkSession, store: ArchiveStore, name: str, checkpoint: str) -> None:
-        self._store, self._name = store, name
-        self._checkpoint = Folder(spark, checkpoint)
+    def __init__(self, store: SparkArchive, options: ArchiveOptions) -> None:
+        self._store, self._options = store, options
+        self._before = store.positions(options.name)
+        path = options.checkpoint or f"{store.folder.address}/_rsmq/checkpoints/{options.name}"
+        self.checkpoint = HadoopFolder(store.spark, path)
+        self.gaps: list[Gap] = []
 
     def __call__(self, frame: DataFrame, number: int) -> None:
-        query = query_name(self._checkpoint)
-        plan = self._checkpoint.read(f"offsets/{number}").splitlines()  # a version, metadata, a line for each source
-        batch = ArchivedBatch(self._name, query, number, parse_ends(json.loads(plan[2])))
+        query = query_name(self.checkpoint)
+        plan = planned_offsets(self.checkpoint, number)
+        batch = ArchivedBatch(self._options.name, query, number, parse_ends(plan), plan)
         if batch in self._store.batches():
             return
         days = F.least((F.col("id_ms") / DAY_MS).cast("int"), F.lit(LAST_DAY))
@@ -157,7 +228,27 @@ class MicroBatchWriter:
             .partitionBy(*FOLDERS)
             .parquet(self._store.folder.address)
         )
-        self._store.commit(batch)
+        gaps = self._missing(f"{query}-{number}", number, Offsets.from_json(plan)) if self._options.accepts_loss else []
+        self._store.commit(batch, gaps, is_repeated=True)
+        self.gaps += gaps
+
+    def _missing(self, batch: str, number: int, end: Offsets) -> list[Gap]:
+        """What a batch lacks of what it should hold."""
+        is_later = self.checkpoint.exists(f"offsets/{number - 1}")
+        start = Offsets.from_json(planned_offsets(self.checkpoint, number - 1)) if is_later else self._before
+        rows = self._store.read(self._store.parts_of_batch(batch, sorted(end.epochs)))
+        counts = {(topic, part): n for topic, part, n in rows.groupBy("topic", "partition").count().collect()}
+        return gaps_between(start, end, counts)
+
+
+def gaps_between(start: Offsets, end: Offsets, found: dict[Stream, int]) -> list[Gap]:
+    """The gaps of a batch: `found` messages of each stream, instead of those that its offsets count."""
+    gaps = []
+    for each in ranges_between(start, end, is_strict=False):
+        missing = each.expected - found.get((each.topic, each.partition), 0)
+        if missing > 0:
+            gaps.append(Gap(each.topic, each.partition, each.start, each.end, each.expected, missing, now_ms()))
+    return gaps
 
 
 def parse_ends(offsets: dict[str, Any]) -> Ends:

@@ -3,6 +3,7 @@
     <archive>/topic=orders/date=2026-05-01/batch=<query>-<number>/*.parquet      as `rsmq pipeline archive` wrote them
     <archive>/topic=orders/date=2026-05-01/batch=compact-<generation>/*.parquet  as `rsmq pipeline compact` wrote them
     <archive>/_rsmq/batches/<query>-<number>.json       the newest committed batch of a query, and so all before it
+    <archive>/_rsmq/gaps/<query>-<number>.json          what a batch lacks: lost before it was archived
     <archive>/_rsmq/days/<topic>/<date>/<generation>.json   a compaction: commits its batch, drops what it replaces
 
 Data without a record is left over from a crash: the commands do not read it. Spark and other readers of Parquet ignore
@@ -13,29 +14,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
-from typing import Any, Final, cast
-
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import DateType, StringType, StructField, StructType
+from typing import Any, Final
 
 from rsmq.errors import RsmqError
-from rsmq.model.clock import epoch_ms, now_ms
+from rsmq.model.clock import now_ms
 from rsmq.model.stream_id import parse_stream_id
-from rsmq.pipeline.format.columns import WITH_HEADERS
+from rsmq.pipeline.format.offsets import Offsets, Position
+from rsmq.pipeline.jobs.folder import Folder
 
 BATCHES: Final = "_rsmq/batches"
+GAPS: Final = "_rsmq/gaps"
 DAYS: Final = "_rsmq/days"
 STAGED: Final = "_rsmq/staged"
 COMPACTED: Final = "compact"
 DAY_MS: Final = 86_400_000
 
-SCHEMA: Final = StructType(
-    [field for field in WITH_HEADERS.fields if field.name != "topic"]
-    + [StructField("topic", StringType()), StructField("date", DateType()), StructField("batch", StringType())]
-)
 FOLDERS: Final = ("topic", "date", "batch")
 IDENTITY: Final = ["topic", "partition", "offset"]
 """What two copies of one message have in common."""
@@ -46,12 +41,30 @@ Ends = dict[str, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class ArchivedBatch:
-    """A committed batch. `offsets`: this batch and those before it hold everything up to there."""
+    """A committed batch. `offsets`: this batch and those before it hold everything up to there.
+
+    `positions`: the same with counts and epochs, as JSON, so that the next run notices what is missing after them, even
+    if Spark's checkpoint is lost.
+    """
 
     archive: str
     query: str
     number: int
     offsets: Ends
+    positions: dict[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages that the archive does not have: `missing` of the `expected` ones after one stream id up to another."""
+
+    topic: str
+    partition: int
+    after: str
+    upto: str
+    expected: int
+    missing: int
+    noticed_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,107 +108,47 @@ class Compaction:
         return f"{STAGED}/{self.topic}-{self.day.isoformat()}-{self.attempt}"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One file or folder of a listing. `size` in bytes."""
+class ArchiveStore:
+    """The records of the archive in one folder. Writers commit here, and readers see only committed data.
 
-    name: str
-    size: int
-    is_folder: bool
-    modified_ms: int
-
-
-class Folder:
-    """A folder on any file system that Spark can use (a disk, HDFS, S3). Paths are relative to its address.
-
-    It goes through the JVM that runs Spark, so it needs no client and no credentials of its own.
+    `SparkArchive` and `ArrowArchive` are this with the data: the same files, by Spark or in this process.
     """
 
-    def __init__(self, spark: SparkSession, address: str) -> None:
-        context = spark.sparkContext
-        self._jvm = cast(Any, context._jvm)
-        self._gateway = cast(Any, context._gateway)
-        hadoop = context._jsc.hadoopConfiguration()
-        self._root = self._jvm.org.apache.hadoop.fs.Path(address)
-        self._files = self._root.getFileSystem(hadoop)
-        self._root = self._files.makeQualified(self._root)
-        self._renamer = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._root.toUri(), hadoop)
-        self.address: str = self._root.toString()
-
-    def exists(self, path: str = "") -> bool:
-        """Whether a file or folder exists."""
-        return bool(self._files.exists(self._at(path)))
-
-    def list(self, path: str = "") -> list[Item]:
-        """Its content, sorted by name; empty if it does not exist."""
-        if not self.exists(path):
-            return []
-        found = self._files.listStatus(self._at(path))
-        items = (
-            Item(each.getPath().getName(), each.getLen(), each.isDirectory(), each.getModificationTime())
-            for each in found
-        )
-        return sorted(items, key=lambda item: item.name)
-
-    def size(self, path: str) -> int:
-        """Bytes of the files in a folder, without those that Spark ignores."""
-        return sum(item.size for item in self.list(path) if not item.is_folder and item.name[0] not in "._")
-
-    def read(self, path: str) -> str:
-        """The text of a small file."""
-        stream = self._files.open(self._at(path))
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
-
-    def write(self, path: str, text: str) -> bool:
-        """Create a small file, whole or not at all. Returns False and changes nothing if it exists."""
-        draft = self._at(f"{path}.draft")
-        stream = self._files.create(draft, True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-        return self._rename(draft, self._at(path))
-
-    def move(self, source: str, target: str) -> bool:
-        """Rename a file or folder; parents of the target are created. False if the target exists."""
-        self._files.mkdirs(self._at(target).getParent())
-        return self._rename(self._at(source), self._at(target))
-
-    def delete(self, path: str) -> None:
-        """Remove a file or a folder with its content, if it exists."""
-        self._files.delete(self._at(path), True)
-
-    def _rename(self, source: Any, target: Any) -> bool:
-        modes = self._gateway.new_array(getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename"), 0)
-        if self._files.exists(target):
-            return False
-        self._renamer.rename(source, target, modes)
-        return True
-
-    def _at(self, path: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, path) if path else self._root
-
-
-class ArchiveStore:
-    """The archive at one address. Writers commit here, and readers see only committed data."""
-
-    def __init__(self, spark: SparkSession, address: str) -> None:
-        self._spark = spark
-        self.folder = Folder(spark, address)
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
 
     # -- batches --------------------------------------------------------------------------------------------------
 
-    def commit(self, batch: ArchivedBatch) -> None:
-        """Record that the batch is complete."""
-        name = f"{BATCHES}/{batch.query}-{batch.number}.json"
-        self.folder.delete(name)  # of a first attempt with the same rows that stopped before Spark committed it
-        self.folder.write(name, json.dumps(asdict(batch)))
+    def commit(self, batch: ArchivedBatch, gaps: Sequence[Gap] = (), *, is_repeated: bool = False) -> None:
+        """Record that the batch is complete, and what is missing in it.
+
+        `is_repeated`: a first attempt with the same rows may have committed it. Otherwise RsmqError is raised if
+        another process has committed this batch.
+        """
+        name = f"{batch.query}-{batch.number}.json"
+        self.folder.delete(f"{GAPS}/{name}")  # of an attempt that was not committed
+        if gaps:
+            self.folder.write(f"{GAPS}/{name}", json.dumps([asdict(gap) for gap in gaps]))
+        if is_repeated:
+            self.folder.delete(f"{BATCHES}/{name}")
+        if not self.folder.write(f"{BATCHES}/{name}", json.dumps(asdict(batch))):
+            raise RsmqError(
+                f"another archive job named {batch.archive!r} has committed to {self.folder.address} meanwhile: this "
+                f"one changed nothing. Run one of them at a time"
+            )
         for query, number in self._records():
             if query == batch.query and number < batch.number:
                 self.folder.delete(f"{BATCHES}/{query}-{number}.json")
+
+    def gaps(self) -> list[Gap]:
+        """What the archive is known not to have."""
+        committed = {batch.query: batch.number for batch in self.batches()}
+        found = []
+        for item in self.folder.list(GAPS):
+            query, _, number = item.name.removesuffix(".json").rpartition("-")
+            if item.name.endswith(".json") and int(number) <= committed.get(query, -1):
+                found += [Gap(**gap) for gap in json.loads(self.folder.read(f"{GAPS}/{item.name}"))]
+        return found
 
     def batches(self) -> list[ArchivedBatch]:
         """The newest committed batch of every query."""
@@ -213,6 +166,25 @@ class ArchiveStore:
                     known.update({n: max(each, known.get(n, each), key=_order) for n, each in ids.items()})
         return merged
 
+    def positions(self, archive: str) -> Offsets:
+        """How far an archive is, with counts and epochs. Streams whose batches have none of these are left out."""
+        found = [
+            Offsets.from_json(batch.positions)
+            for batch in self.batches()
+            if batch.archive == archive and batch.positions
+        ]
+        epochs: dict[str, int] = {}
+        for each in found:
+            for topic, epoch in each.epochs.items():
+                epochs[topic] = max(epoch, epochs.get(topic, epoch))
+        newest: dict[tuple[str, int], Position] = {}
+        for each in found:
+            for stream, position in each.positions.items():
+                is_current = each.epochs[stream[0]] == epochs[stream[0]]
+                if is_current and _order(position.id) >= _order(newest.get(stream, position).id):
+                    newest[stream] = position
+        return Offsets(epochs, newest)
+
     def writers(self, topic: str) -> int:
         """How many queries have archived a topic. One query writes each message once; two may overlap."""
         return sum(topic in batch.offsets for batch in self.batches())
@@ -229,10 +201,13 @@ class ArchiveStore:
         """The topics that have data here."""
         return [item.name.removeprefix("topic=") for item in self.folder.list() if item.name.startswith("topic=")]
 
-    def messages(self, topics: Sequence[str], since: datetime | None, until: datetime | None) -> DataFrame:
-        """The committed rows of some topics, stored at `since` or later and before `until`."""
-        days = (None if time is None else time.astimezone(UTC).date() for time in (since, until))
-        return between(self.read(self.parts(topics, *days)), since, until)
+    def parts_between(self, topics: Sequence[str], since: datetime | None, until: datetime | None) -> list[Part]:
+        """The committed parts of the days of a window of time."""
+        return self.parts(topics, *(None if time is None else time.astimezone(UTC).date() for time in (since, until)))
+
+    def size_of(self, parts: Sequence[Part]) -> int:
+        """Bytes of the files of some parts."""
+        return sum(self.folder.size(part.path) for part in parts)
 
     def parts(self, topics: Sequence[str], start: date | None = None, end: date | None = None) -> list[Part]:
         """The committed parts of some topics and days, both ends included."""
@@ -262,18 +237,19 @@ class ArchiveStore:
             if is_committed:
                 yield Part(topic, day, name)
 
+    def parts_of_batch(self, batch: str, topics: Sequence[str]) -> list[Part]:
+        """The folders that a batch has written, committed or not."""
+        return [
+            Part(topic, day, batch)
+            for topic in topics
+            for day in self.days(topic)
+            if self.folder.exists(Part(topic, day, batch).path)
+        ]
+
     def written(self, topic: str, day: date) -> list[str]:
         """The batches that have a folder in a day, committed or not."""
         items = self.folder.list(f"topic={topic}/date={day.isoformat()}")
         return [item.name.removeprefix("batch=") for item in items if item.name.startswith("batch=")]
-
-    def read(self, parts: Sequence[Part]) -> DataFrame:
-        """The rows of some parts, with `topic`, `date` and `batch`."""
-        if not parts:
-            return self._spark.createDataFrame([], SCHEMA)
-        paths = [f"{self.folder.address}/{part.path}" for part in parts]
-        reader = self._spark.read.option("basePath", self.folder.address).schema(SCHEMA)
-        return reader.parquet(*paths)
 
     # -- compactions ----------------------------------------------------------------------------------------------
 
@@ -309,18 +285,6 @@ class ArchiveStore:
             raise RsmqError(f"{self.folder.address}/{compaction.part.path} is missing: no other data was removed")
         for batch in set(self.written(compaction.topic, compaction.day)) & set(compaction.replaces):
             self.folder.delete(Part(compaction.topic, compaction.day, batch).path)
-
-
-def between(rows: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    """The rows stored at `since` or later and before `until`."""
-    if since is not None:
-        rows = rows.where(F.col("id_ms") >= epoch_ms(since))
-    return rows if until is None else rows.where(F.col("id_ms") < epoch_ms(until))
-
-
-def message_bytes() -> Column:
-    """The size of a row's key and payload."""
-    return (F.length("value") + F.coalesce(F.length("key"), F.lit(0))).cast("bigint").alias("size")
 
 
 def _order(stream_id: str) -> tuple[int, int]:

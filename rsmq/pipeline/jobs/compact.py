@@ -14,12 +14,14 @@ from datetime import date
 from typing import Final
 from uuid import uuid4
 
-from pyspark.sql import SparkSession
-
 from rsmq.errors import RsmqError
-from rsmq.pipeline.jobs.archive_store import COMPACTED, FOLDERS, ArchiveStore, Compaction, Part
+from rsmq.pipeline.jobs.archive_store import COMPACTED, ArchiveStore, Compaction, Part
+from rsmq.pipeline.jobs.arrow_archive import ArrowArchive
+from rsmq.pipeline.jobs.spark_archive import SparkArchive
 from rsmq.pipeline.spark.errors import spark_errors
 
+FEW_BATCHES: Final = 20
+"""Today is rewritten when so many new batches are there: a day that still grows is not rewritten for each of them."""
 FILE_BYTES: Final = 256 << 20
 """The aim for the size of one file: few enough files to list, small enough for one task."""
 
@@ -48,60 +50,68 @@ class CompactResult:
 
 
 def compact(
-    spark: SparkSession,
-    address: str,
+    archive: SparkArchive | ArrowArchive,
     *,
     until: date,
     topics: Sequence[str] = (),
     file_bytes: int = FILE_BYTES,
+    today: date | None = None,
+    few: int = FEW_BATCHES,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CompactResult:
-    """Compact all days up to `until`, included. Raises RsmqError."""
+    """Compact all days up to `until`, included; `today` and later only if they have `few` new batches. Raises
+    RsmqError."""
     with spark_errors():
-        store = ArchiveStore(spark, address)
-        result = CompactResult(store.folder.address)
-        store.sweep()
-        work = [(topic, day) for topic in topics or store.topics() for day in store.days(topic) if day <= until]
+        result = CompactResult(archive.folder.address)
+        archive.sweep()
+        work = [(topic, day) for topic in topics or archive.topics() for day in archive.days(topic) if day <= until]
         for number, (topic, day) in enumerate(work):
             on_progress(number, len(work))
-            parts = store.parts([topic], day, day)
-            if len(parts) < 2 and all(part.batch.startswith(COMPACTED) for part in parts):
+            parts = archive.parts([topic], day, day)
+            if is_compact(parts, few if today is not None and day >= today else 1):
                 result.skipped += 1
             else:
-                result.days.append(rewrite(spark, store, topic, day, parts, file_bytes))
+                result.days.append(rewrite(archive, topic, day, parts, file_bytes))
         on_progress(len(work), len(work))
         return result
 
 
+def is_compact(parts: Sequence[Part], few: int) -> bool:
+    """Whether a day need not be rewritten: fewer than `few` batches are not compacted yet."""
+    return sum(not part.batch.startswith(COMPACTED) for part in parts) < few
+
+
+def day_bytes(archive: ArchiveStore, until: date, topics: Sequence[str] = ()) -> int:
+    """The size of the largest day that `compact` would rewrite."""
+    sizes = [
+        archive.size_of(parts)
+        for topic in topics or archive.topics()
+        for day in archive.days(topic)
+        if day <= until and not is_compact(parts := archive.parts([topic], day, day), 1)
+    ]
+    return max(sizes, default=0)
+
+
 def rewrite(
-    spark: SparkSession, store: ArchiveStore, topic: str, day: date, parts: Sequence[Part], file_bytes: int
+    archive: SparkArchive | ArrowArchive, topic: str, day: date, parts: Sequence[Part], file_bytes: int
 ) -> CompactedDay:
     """Compact one day."""
-    files_before = sum(count_files(store, part.path) for part in parts)
-    size = sum(store.folder.size(part.path) for part in parts)
-    previous = store.compaction(topic, day)
+    files_before = sum(count_files(archive, part.path) for part in parts)
+    size = archive.size_of(parts)
+    previous = archive.compaction(topic, day)
     replaces = tuple(part.batch for part in parts)
     plan = Compaction(topic, day, previous.generation + 1 if previous else 1, uuid4().hex[:12], replaces, 0)
-    rows, target = store.read(parts), f"{store.folder.address}/{plan.staged}"
-    (
-        rows.dropDuplicates(["partition", "offset"])
-        .drop(*FOLDERS)
-        .repartitionByRange(max(1, round(size / file_bytes)), "partition", "id_ms", "id_seq")
-        .sortWithinPartitions("partition", "id_ms", "id_seq")
-        .write.option("compression", "zstd")
-        .parquet(target)
-    )
-    had, has = rows.count(), spark.read.parquet(target).count()
-    if not store.replace(dataclasses.replace(plan, rows=has)):
+    had, has = archive.rewrite(parts, plan.staged, max(1, round(size / file_bytes)))
+    if not archive.replace(dataclasses.replace(plan, rows=has)):
         raise RsmqError(
             f"another compaction has rewritten {topic} of {day.isoformat()} meanwhile: this one changed nothing"
         )
     path = plan.part.path
     return CompactedDay(
-        topic, day, has, had - has, files_before, count_files(store, path), size, store.folder.size(path)
+        topic, day, has, had - has, files_before, count_files(archive, path), size, archive.folder.size(path)
     )
 
 
-def count_files(store: ArchiveStore, path: str) -> int:
+def count_files(archive: ArchiveStore, path: str) -> int:
     """How many data files a folder has."""
-    return sum(item.name.endswith(".parquet") for item in store.folder.list(path))
+    return sum(item.name.endswith(".parquet") for item in archive.folder.list(path))

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyarrow import fs
 
 from rsmq.errors import ConfigError
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.stream_id import LOCATED_ID, sent_ms
-from rsmq.pipeline.jobs.archive_store import ArchiveStore, Compaction, Folder, Item
+from rsmq.pipeline.jobs.archive_store import Compaction
+from rsmq.pipeline.jobs.arrow_archive import ArrowArchive
+from rsmq.pipeline.jobs.folder import ArrowFolder
 
 DAY: Final = timedelta(days=1)
 
@@ -34,41 +35,8 @@ class ArchivedMessage:
     part: str
 
 
-class ReadOnlyFolder(Folder):
-    """A folder of the archive through Arrow: a disk, or what `pyarrow.fs` has a URL for (s3://, gs://, hdfs://)."""
-
-    def __init__(self, address: str) -> None:
-        if "://" in address:
-            self.files, root = fs.FileSystem.from_uri(address.replace("s3a://", "s3://", 1))
-        else:
-            self.files, root = fs.LocalFileSystem(), address
-        self.address = root.rstrip("/")
-
-    def exists(self, path: str = "") -> bool:
-        """Whether a file or folder exists."""
-        return bool(self.files.get_file_info(self.at(path)).type != fs.FileType.NotFound)
-
-    def list(self, path: str = "") -> list[Item]:
-        """Its content, sorted by name; empty if it does not exist."""
-        found = self.files.get_file_info(fs.FileSelector(self.at(path), allow_not_found=True))
-        items = (Item(each.base_name, each.size or 0, each.type == fs.FileType.Directory, 0) for each in found)
-        return sorted(items, key=lambda item: item.name)
-
-    def read(self, path: str) -> str:
-        """The text of a small file."""
-        with self.files.open_input_stream(self.at(path)) as stream:
-            return str(stream.read().decode())
-
-    def at(self, path: str) -> str:
-        """The full path."""
-        return f"{self.address}/{path}" if path else self.address
-
-
-class ArchiveReader(ArchiveStore):
+class ArchiveReader(ArrowArchive):
     """The committed part of an archive. It changes nothing: an interrupted compaction is left to the jobs."""
-
-    def __init__(self, address: str) -> None:
-        self.folder: ReadOnlyFolder = ReadOnlyFolder(address)
 
     def compaction(self, topic: str, day: date) -> Compaction | None:
         """The newest one of a day whose data are in place; before that, what it replaces is still there."""
@@ -89,9 +57,7 @@ class ArchiveReader(ArchiveStore):
                 wanted &= pc.field("partition") == int(match[1])
         for start, end in spans(time, is_exact=match is not None):
             for part in self.parts([topic], start, end):
-                files = [f"{part.path}/{item.name}" for item in self.folder.list(part.path)]
-                paths = [self.folder.at(each) for each in files if each.endswith(".parquet")]
-                for row in rows(self.folder, paths, wanted):
+                for row in rows(self.folder, self.files_of(part), wanted):
                     return message(topic, part.path, row)
         return None
 
@@ -109,7 +75,7 @@ def spans(sent: int | None, *, is_exact: bool) -> Iterator[tuple[date | None, da
     yield day + 2 * DAY, None
 
 
-def rows(folder: ReadOnlyFolder, paths: list[str], wanted: Any) -> list[dict[str, Any]]:
+def rows(folder: ArrowFolder, paths: list[str], wanted: Any) -> list[dict[str, Any]]:
     """The first row of some files for which a condition holds. Row groups whose statistics exclude it are not read."""
     if not paths:
         return []

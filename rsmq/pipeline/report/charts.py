@@ -68,9 +68,10 @@ def chart(name: str, height: float = 2.9) -> Iterator[Chart]:
 
 
 def stacked(name: str, times: Sequence[Any], series: Series, unit: str) -> str:
-    """Stacked areas over time. A single time is drawn as long as the shortest step, else it has no area."""
-    if len(times) == 1:
-        times, series = [times[0], times[0] + SHORTEST], [(label, [*values, *values]) for label, values in series]
+    """Stacked areas over time, each value as long as a step. A single one is as long as the shortest step."""
+    if times:  # the last step ends somewhere: without an end it would have no area
+        step = times[-1] - times[-2] if len(times) > 1 else SHORTEST
+        times, series = [*times, times[-1] + step], [(label, [*values, values[-1]]) for label, values in series]
     with chart(name) as drawing:
         axes = drawing.axes
         axes.stackplot(

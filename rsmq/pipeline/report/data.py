@@ -5,6 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
+
+from rsmq.errors import ConfigError
+
+HOT_KEYS: Final = 10
+"""Of each topic."""
+MAX_STEPS: Final = 72
+STEPS: Final = [
+    timedelta(seconds=seconds) for seconds in (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400, 28 * 86_400)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Which topics (none: all) in which window of time. `archive` None: count what the topics still hold."""
+
+    topics: tuple[str, ...]
+    connection: dict[str, str]
+    archive: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The options of a read of what the topics hold."""
+        topics = {"subscribe": ",".join(self.topics)} if self.topics else {"subscribePattern": ".*"}
+        window = {"startingTimestamp": self.since, "endingTimestamp": self.until}
+        times = {name: time.isoformat() for name, time in window.items() if time is not None}
+        return self.connection | topics | times | {"includeHeaders": "true"}
+
+    def names(self, known: Sequence[str]) -> Sequence[str]:
+        """The topics of the archive to count. Raises ConfigError if it has none."""
+        names = self.topics or known
+        if not names:
+            raise ConfigError(f"there is no archive at {self.archive}: see `rsmq pipeline archive`")
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +179,9 @@ def jain(loads: Sequence[float]) -> float:
 def percentile(values: Sequence[float], part: float) -> float:
     """The nearest-rank percentile of sorted values; 0 if there are none."""
     return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0
+
+
+def step_for(first_ms: int | None, last_ms: int | None) -> timedelta:
+    """The shortest interval that cuts the window into at most `MAX_STEPS`."""
+    window = timedelta(milliseconds=0 if first_ms is None or last_ms is None else last_ms - first_ms)
+    return next((step for step in STEPS if window <= step * MAX_STEPS), STEPS[-1])

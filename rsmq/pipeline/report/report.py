@@ -5,36 +5,30 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from heapq import nlargest
 from typing import Final
 
 import anyio
-from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession
 
 from rsmq.dlq import DeadLetter, DeadLetters
-from rsmq.errors import ConfigError
 from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import GroupState, MemberState
-from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.persistence import Devices
 from rsmq.pipeline.format.options import read_options
-from rsmq.pipeline.jobs.archive_store import IDENTITY, ArchiveStore, between, message_bytes
+from rsmq.pipeline.report.count_by_arrow import count_by_arrow
+from rsmq.pipeline.report.count_by_spark import count_by_spark
 from rsmq.pipeline.report.data import (
     DeadLetterCause,
     GroupReport,
-    HotKey,
     InboxBacklog,
     MemberLoad,
     PartitionCounts,
-    PublishLatency,
     ReportData,
-    TrafficHistory,
-    Volume,
+    ReportOptions,
     percentile,
 )
 from rsmq.pipeline.spark.errors import spark_errors
@@ -42,37 +36,18 @@ from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.topics import Topic
 from rsmq.redis.wire.url import database_of, redact
 
-HOT_KEYS: Final = 10
-"""Of each topic."""
-MAX_STEPS: Final = 72
-STEPS: Final = [
-    timedelta(seconds=seconds) for seconds in (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400, 28 * 86_400)
-]
-UUID7: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"
-CREATED_MS: Final = "CAST(conv(concat(substr(id, 1, 8), substr(id, 10, 4)), 16, 10) AS BIGINT)"
-"""A UUIDv7 starts with the milliseconds of its creation."""
 MAX_DEAD_LETTERS: Final = 100_000
 MAX_DEVICES: Final = 200_000
 INBOX_STEPS: Final = (0, 1, 10, 100, 1000)
 LONGEST_INBOXES: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """Which topics (none: all) in which window of time. `archive` None: count what the topics still hold."""
-
-    topics: tuple[str, ...]
-    connection: dict[str, str]
-    archive: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-
-
-def collect(spark: SparkSession, options: ReportOptions) -> ReportData:
-    """Count the messages and read the state of the server. Raises RsmqError."""
+def collect(spark: SparkSession | None, options: ReportOptions) -> ReportData:
+    """Count the messages, by Spark or, without a session, by Arrow; and read the state of the server. Raises
+    RsmqError."""
     settings = read_options(options.connection | {"subscribePattern": ".*"}).access.settings()
     with spark_errors():
-        history = count_messages(read_messages(spark, options))
+        history = count_by_arrow(options) if spark is None else count_by_spark(spark, options)
     state = LiveState(settings, history.spreads)
     anyio.run(state.read, options.topics)
     return ReportData(
@@ -85,87 +60,6 @@ def collect(spark: SparkSession, options: ReportOptions) -> ReportData:
         backlog=state.backlog,
         cut=tuple(state.cut),
     )
-
-
-def read_messages(spark: SparkSession, options: ReportOptions) -> DataFrame:
-    """The messages of the window, from the archive or from the topics."""
-    if options.archive is None:
-        topics = {"subscribe": ",".join(options.topics)} if options.topics else {"subscribePattern": ".*"}
-        reader = spark.read.format("rsmq").options(**options.connection, **topics, includeHeaders="true")
-        return between(reader.load(), options.since, options.until)
-    store = ArchiveStore(spark, options.archive)
-    names = options.topics or store.topics()
-    if not names:
-        raise ConfigError(f"there is no archive at {options.archive}: see `rsmq pipeline archive`")
-    return store.messages(names, options.since, options.until)
-
-
-def count_messages(rows: DataFrame) -> TrafficHistory:
-    """Volume and latency over time, hot keys, and messages by partition."""
-    rows = rows.select(*IDENTITY, "id_ms", "key", "id", message_bytes()).dropDuplicates(IDENTITY).persist()
-    try:
-        first, last = rows.agg(F.min("id_ms"), F.max("id_ms")).collect()[0]
-        step = step_for(first, last)
-        return TrafficHistory(
-            first=None if first is None else from_epoch_ms(first),
-            last=None if last is None else from_epoch_ms(last),
-            step=step,
-            volumes=volumes(rows, step),
-            latencies=latencies(rows, step),
-            hot_keys=hot_keys(rows),
-            spreads=partition_counts(rows),
-        )
-    finally:
-        rows.unpersist()
-
-
-def step_for(first_ms: int | None, last_ms: int | None) -> timedelta:
-    """The shortest interval that cuts the window into at most `MAX_STEPS`."""
-    window = timedelta(milliseconds=0 if first_ms is None or last_ms is None else last_ms - first_ms)
-    return next((step for step in STEPS if window <= step * MAX_STEPS), STEPS[-1])
-
-
-def volumes(rows: DataFrame, step: timedelta) -> tuple[Volume, ...]:
-    """Messages and bytes of each topic and interval."""
-    counts = rows.groupBy("topic", interval(step)).agg(F.count("*"), F.sum("size")).orderBy("topic", "at").collect()
-    return tuple(Volume(topic, from_epoch_ms(at), count, size) for topic, at, count, size in counts)
-
-
-def latencies(rows: DataFrame, step: timedelta) -> tuple[PublishLatency, ...]:
-    """From the creation of the message id to the stream."""
-    timed = rows.where(F.col("id").rlike(UUID7)).withColumn("took", F.col("id_ms") - F.expr(CREATED_MS))
-    percentiles = F.percentile_approx("took", [0.5, 0.95, 0.99], 1000)
-    found = timed.groupBy(interval(step)).agg(F.count("*"), percentiles).orderBy("at").collect()
-    return tuple(PublishLatency(from_epoch_ms(at), count, *map(float, three)) for at, count, three in found)
-
-
-def hot_keys(rows: DataFrame) -> tuple[HotKey, ...]:
-    """The most frequent keys of each topic."""
-    counts = rows.where("key IS NOT NULL").groupBy("topic", "key").agg(F.count("*").alias("n"))
-    order = Window.partitionBy("topic").orderBy(F.desc("n"), "key")
-    ranked = counts.withColumn("rank", F.row_number().over(order)).where(F.col("rank") <= HOT_KEYS)
-    totals = dict(map(tuple, rows.groupBy("topic").count().collect()))
-    return tuple(
-        HotKey(row.topic, bytes(row.key).decode(errors="backslashreplace"), row.n, row.n / totals[row.topic])
-        for row in ranked.orderBy("topic", "rank").collect()
-    )
-
-
-def partition_counts(rows: DataFrame) -> tuple[PartitionCounts, ...]:
-    """Messages by partition. An empty partition counts, up to the highest partition with messages."""
-    counts: dict[str, dict[int, int]] = {}
-    for topic, partition, count in rows.groupBy("topic", "partition").count().collect():
-        counts.setdefault(topic, {})[partition] = count
-    return tuple(
-        PartitionCounts(topic, tuple(found.get(number, 0) for number in range(max(found) + 1)))
-        for topic, found in sorted(counts.items())
-    )
-
-
-def interval(step: timedelta) -> Column:
-    """The start of a row's interval, as ms since 1970."""
-    width = int(step.total_seconds() * 1000)
-    return (F.floor(F.col("id_ms") / width) * width).alias("at")
 
 
 class LiveState:

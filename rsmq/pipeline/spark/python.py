@@ -7,10 +7,12 @@ PySpark starts the `python3` of the PATH unless PYSPARK_PYTHON is set. In a virt
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -32,7 +34,7 @@ def use_python(spark: SparkSession) -> None:
     On this machine the session is told to start the driver's Python, unless PYSPARK_PYTHON names another one. On a
     cluster, and behind a server of Spark Connect, executors are asked which Python they run.
     """
-    if is_remote(spark) or not spark.sparkContext.master.startswith("local"):
+    if is_remote(spark) or not str(spark.sparkContext.master).startswith("local"):
         check_executors(spark)
     elif VARIABLE not in os.environ:
         spark.sparkContext.pythonExec = sys.executable
@@ -78,10 +80,6 @@ def probing() -> Callable[[], str]:
     Python without rsmq could not import it."""
 
     def probe() -> str:
-        import importlib.util
-        import platform
-        import sys as system
-
-        return "" if importlib.util.find_spec("rsmq") else f"{system.executable} of {platform.node()}"
+        return "" if find_spec("rsmq") else f"{sys.executable} of {platform.node()}"
 
     return probe
