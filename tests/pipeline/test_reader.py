@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import datasource as ds
+from pyspark.sql.types import IntegerType, StructType
 
 import rsmq.pipeline.format.selected_streams
 from rsmq.errors import ConfigError
-from rsmq.pipeline.format.columns import WITH_HEADERS
+from rsmq.pipeline.format.columns import SCHEMA
 from rsmq.pipeline.format.offsets import DataLoss, Range
 from rsmq.pipeline.format.options import read_options
+from rsmq.pipeline.format.plain_errors import WithoutClosedPipe
+from rsmq.pipeline.format.push_down import read_window
 from rsmq.pipeline.format.reader import REPLY_BYTES, BatchReader, next_count
-from rsmq.pipeline.source import RsmqSource
+from rsmq.pipeline.source import PushingSource, RsmqSource
 from rsmq.pipeline.spark.errors import spark_errors
 from tests.pipeline.conftest import Store
 
@@ -24,11 +34,11 @@ class Reading:
     """Batch reads as Spark makes them, without Spark."""
 
     def __init__(self, connection: dict[str, str]) -> None:
-        self._connection = connection
+        self.connection = connection
 
     def reader(self, **options: object) -> BatchReader:
         """The reader of a source with these options, as an executor gets it: pickled."""
-        source = RsmqSource({**self._connection, **{name: str(value) for name, value in options.items()}})
+        source = RsmqSource({**self.connection, **{name: str(value) for name, value in options.items()}})
         reader: BatchReader = pickle.loads(pickle.dumps(source.reader(source.schema())))
         return reader
 
@@ -68,7 +78,8 @@ def test_spark_reads_a_topic(reading: Callable[..., DataFrame], store: Store, to
     frame = reading(subscribe=topic, includeHeaders="true")
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:string,id_ms:bigint,id_seq:bigint,"
-        "timestamp:timestamp,headers:array<struct<key:string,value:binary>>,id:string,type:string>"
+        "timestamp:timestamp,headers:array<struct<key:string,value:binary>>,id:string,type:string,expires:bigint,"
+        "on_expiry:string,unique:string,cancelled:string>"
     )
     rows = frame.collect()
     found = [(row.partition, row.offset, bytes(row.value), row.id) for row in rows]
@@ -95,10 +106,94 @@ def test_spark_says_our_errors(reading: Callable[..., DataFrame], store: Store, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_schema_of_the_user_is_refused(connection: dict[str, str]) -> None:
-    """The columns are fixed, so a schema would have no effect."""
-    with pytest.raises(ConfigError, match=r"the columns of an rsmq topic are fixed: remove \.schema"):
-        RsmqSource({**connection, "subscribe": "a"}).reader(WITH_HEADERS)
+def test_spark_reads_only_the_columns_and_ranges_that_are_asked_for(
+    reading: Callable[..., DataFrame], spark: SparkSession, connection: dict[str, str], store: Store, topic: str
+) -> None:
+    """A schema chooses columns; filters give the rows that they gave without push-down."""
+    store.make(topic)
+    for partition in (0, 1):
+        for ms in range(1000, 1100):
+            store.add(topic, partition, {"data": b"x"}, f"{ms}-{partition}")
+    reader = spark.read.format("rsmq").options(**connection, subscribe=topic)
+    assert reader.schema("id_ms bigint, partition int").load().where("id_ms >= 1090").orderBy("id_ms").take(1)[0] == (
+        1090, 0,
+    )  # fmt: skip
+    where = "partition = 1 AND timestamp >= timestamp_millis(1010) AND timestamp < timestamp_millis(1020)"
+    assert [row.id_ms for row in reading(subscribe=topic).where(where).orderBy("id_ms").collect()] == [
+        *range(1010, 1020)
+    ]
+
+
+COMPARISONS = st.sampled_from([ds.EqualTo, ds.GreaterThan, ds.GreaterThanOrEqual, ds.LessThan, ds.LessThanOrEqual])
+HOLDS: dict[Any, Callable[[Any, Any], bool]] = {
+    ds.EqualTo: operator.eq, ds.GreaterThan: operator.gt, ds.GreaterThanOrEqual: operator.ge, ds.LessThan: operator.lt,
+    ds.LessThanOrEqual: operator.le,
+}  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(COMPARISONS, st.sampled_from(["partition", "id_ms", "timestamp"]), st.integers(-1, 12))),
+    st.integers(0, 10), st.integers(0, 10),
+)  # fmt: skip
+def test_a_window_holds_all_that_matches_its_filters(
+    chosen: list[tuple[Any, str, int]], partition: int, ms: int
+) -> None:
+    """What Spark would show is read; a timestamp between two milliseconds, too."""
+    start = datetime(1970, 1, 1, tzinfo=UTC)
+    row = {"partition": partition, "id_ms": ms, "timestamp": start + timedelta(milliseconds=ms)}
+    filters, is_shown = [], True
+    for kind, column, number in chosen:
+        value: Any = start + timedelta(microseconds=500 * number) if column == "timestamp" else number
+        filters.append(kind((column,), value))
+        is_shown &= HOLDS[kind](row[column], value)
+    window = read_window(filters)
+    is_read = window.contains("t", partition) and window.lowest <= (ms, 5) <= window.highest
+    assert is_read or not is_shown
+    if not is_shown and all(column != "timestamp" for _, column, _ in chosen):
+        assert not is_read, "and nothing else"
+
+
+def test_filters_leave_out_what_cannot_match(reads: Reading, store: Store, topic: str) -> None:
+    """No task for other topics, partitions and ids; each range still has its exact count."""
+    store.make(topic, 3)
+    for partition in (0, 1, 2):
+        for ms in range(1000, 1100):
+            store.add(topic, partition, {"data": b"x"}, f"{ms}-0")
+
+    def planned(*filters: ds.Filter) -> list[tuple[int, int]]:
+        reader: Any = PushingSource({**reads.connection, "subscribe": topic}).reader(SCHEMA)
+        assert [*reader.pushFilters([*filters])] == [*filters], "Spark applies them to the rows, too"
+        return [(each.partition, each.expected) for each in reader.partitions()]
+
+    assert planned(ds.In(("partition",), (1, 2)), ds.LessThan(("partition",), 2)) == [(1, 100)]
+    assert planned(ds.EqualTo(("topic",), "other")) == []
+    assert planned(ds.GreaterThanOrEqual(("id_ms",), 1090), ds.EqualTo(("partition",), 0)) == [(0, 10)]
+    assert planned(ds.EqualTo(("offset",), "1005-0")) == [(0, 1), (1, 1), (2, 1)]
+    assert planned(ds.GreaterThan(("timestamp",), datetime(2030, 1, 1, tzinfo=UTC))) == []
+    assert planned(ds.LessThan(("timestamp",), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))) == []
+
+
+def test_a_column_that_a_topic_does_not_have_is_refused(connection: dict[str, str]) -> None:
+    """A schema chooses columns, and makes none."""
+    with pytest.raises(ConfigError, match=r"schema\(...\) chooses columns of a topic, and n int is not one"):
+        RsmqSource({**connection, "subscribe": "a"}).reader(StructType().add("n", IntegerType()))
+
+
+def test_spark_itself_says_our_sentence_first(spark: SparkSession, connection: dict[str, str]) -> None:
+    """Not behind the traceback of a Python worker."""
+    with pytest.raises(AnalysisException) as caught:
+        spark.read.format("rsmq").options(**connection, subscribe="a", includeHeader="true").load()
+    assert "unknown option 'includeHeader'. Did you mean includeHeaders?" in str(caught.value).splitlines()[0]
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_closed_pipe_is_no_error_of_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    """PySpark prints a traceback when Spark has enough rows, as at `limit`; everything else is passed on."""
+    stream = WithoutClosedPipe(sys.stderr)
+    print("PySpark daemon failed to flush the output to the worker process:\nBrokenPipeError: 32", file=stream)
+    print("PySpark daemon failed to flush the output to the worker process:\nOSError: full", file=stream)
+    print("else", file=stream)
+    assert capsys.readouterr().err.splitlines()[1:] == ["OSError: full", "else"]
 
 
 def test_topics_are_chosen_by_name_pattern_or_partition(reads: Reading, store: Store, topic: str) -> None:
