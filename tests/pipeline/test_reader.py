@@ -183,7 +183,7 @@ def test_spark_itself_says_our_sentence_first(spark: SparkSession, connection: d
     """Not behind the traceback of a Python worker."""
     with pytest.raises(AnalysisException) as caught:
         spark.read.format("rsmq").options(**connection, subscribe="a", includeHeader="true").load()
-    assert "unknown option 'includeHeader'. Did you mean includeHeaders?" in str(caught.value).splitlines()[0]
+    assert "unknown option 'includeheader'. Did you mean includeHeaders?" in str(caught.value).splitlines()[0]
     assert "Traceback" not in str(caught.value)
 
 
