@@ -62,7 +62,7 @@ def test_archive_takes_each_message_once_and_then_new_ones_only(light: Vault) ->
 def test_archive_interrupted_at_any_step_has_each_message_once(
     light: Vault, monkeypatch: pytest.MonkeyPatch, place: Any, step: str
 ) -> None:
-    """While a file is written, before it is moved, before its record, before retention is told; then with more."""
+    """While a file is written, before it is moved, before its record, before retention knows; then with more."""
     light.add("orders", range(20))
     light.archive_by_arrow("orders")
     light.add("orders", range(20, 40))

@@ -2,7 +2,7 @@
 
 A Python process of Spark ends with its first error, and says it as text. PySpark leaves the traceback out if
 `SPARK_HIDE_TRACEBACK` is set in that process. It is set here when an error of rsmq is raised: such an error says what
-to do, and where in rsmq it was raised helps nobody. Errors of user code keep their traceback.
+to do, and where in rsmq it was raised says no more. Errors of user code keep their traceback.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ PROBED_TASKS: Final = 4
 def use_python(spark: SparkSession) -> None:
     """See to it that the session's Python processes have rsmq. Raises ConfigError with what to set if they do not.
 
-    On this machine the session is told to start the driver's Python, unless PYSPARK_PYTHON names another one. On a
+    On this machine the session will start the driver's Python, unless PYSPARK_PYTHON names another one. On a
     cluster, and behind a server of Spark Connect, executors are asked which Python they run.
     """
     if is_remote(spark) or not str(spark.sparkContext.master).startswith("local"):
