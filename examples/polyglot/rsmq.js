@@ -9,6 +9,9 @@ const streamOf = (topic, partition) => `${PREFIX}:{${topic}.${partition}}`;
 async function partitionsOf(redis, topic) {
   const count = await redis.hGet(`${PREFIX}:topic:{${topic}}`, 'partitions');
   if (!count) throw new Error(`there is no topic ${topic} yet: start its Python worker, or publish once from Python`);
+  if (!/^\d+$/.test(count)) {
+    throw new Error(`topic ${topic} has "${count}" instead of a number of partitions: a newer rsmq has changed it, stop`);
+  }
   return Number(count);
 }
 

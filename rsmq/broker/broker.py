@@ -6,7 +6,7 @@ import logging
 import weakref
 from asyncio import _get_running_loop
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -29,6 +29,7 @@ from rsmq.handler.selection import Serving
 from rsmq.handler.service import Belongs, OnRow, Service
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
+from rsmq.model.layout import checked_bands
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.own_tasks import Beside, raise_only
 from rsmq.model.publish_options import PublishOptions
@@ -37,7 +38,7 @@ from rsmq.model.words import count
 from rsmq.producer import BeforePublish, Producer
 from rsmq.producer.publication import check_function, checked_headers, preparation
 from rsmq.redis.client.connector import Client
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Declaration, Topics
 from rsmq.redis.wire.url import database_of
 
 log = logging.getLogger("rsmq")
@@ -78,21 +79,28 @@ class Broker(Router, Publishing, Requesting, Commands):
         self._is_stopped_early = False
         self.cancelled = Counter()
         self._portal = Portal(self._publisher)
-        self.declared: Callable[[str], int | None] = self._partitions_of
+        self._bands: dict[str, tuple[str, ...]] = {}
+        self.declared: Callable[[str], Declaration] = self._declaration_of
         self.make_producer: MakeProducer = Producer
 
     # -- registering ----------------------------------------------------------------------------------------------
 
     @overload
-    def topic(self, name: str, payload: type[T]) -> TypedTopic[T]: ...
+    def topic(self, name: str, payload: type[T], *, bands: Sequence[str] = ()) -> TypedTopic[T]: ...
     @overload
-    def topic(self, name: str, payload: Any) -> TypedTopic[Any]: ...
-    def topic(self, name: str, payload: Any) -> TypedTopic[Any]:
+    def topic(self, name: str, payload: Any, *, bands: Sequence[str] = ()) -> TypedTopic[Any]: ...
+    def topic(self, name: str, payload: Any, *, bands: Sequence[str] = ()) -> TypedTopic[Any]:
         """A topic whose payloads are of one type: `orders = broker.topic("orders", Order)`.
 
         Then `await orders.publish(order)` and `@orders.handler(group="billing")` are checked by mypy and pyright. For a
         union write `orders: TypedTopic[Order | Refund] = broker.topic("orders", Order | Refund)`.
+
+        `bands`, the most urgent first and `normal` among them, such as `("urgent", "normal", "bulk")`: a message that
+        is published with `band="urgent"` does not wait behind those of the other bands, however many there are. The
+        topic gets the bands that it does not have, also while it is in use; none is taken away.
         """
+        if bands:
+            self._bands[name] = checked_bands(bands)
         topic: TypedTopic[Any] = TypedTopic(self, self._add, name, payload)
         self._typed_topics[name] = payload
         return topic
@@ -146,6 +154,10 @@ class Broker(Router, Publishing, Requesting, Commands):
         self._refuse_connected(f"register before_publish {getattr(function, '__name__', function)}")
         self._before_publish.append(function)
         return function
+
+    def _declaration_of(self, topic: str) -> Declaration:
+        """What the code says about a topic."""
+        return Declaration(self._partitions_of(topic), self._bands.get(topic, ()))
 
     def _add(self, handler: Handler) -> None:
         super()._add(replying(self, handler) if handler.replies else handler)
@@ -252,9 +264,9 @@ class Broker(Router, Publishing, Requesting, Commands):
         publisher.make_producer = self.make_producer
         user = weakref.ref(self)  # a thread that held the broker would keep it for ever
 
-        def declared(topic: str) -> int | None:
+        def declared(topic: str) -> Declaration:
             broker = user()
-            return None if broker is None else broker.declared(topic)
+            return Declaration() if broker is None else broker.declared(topic)
 
         publisher.declared = declared
         return publisher
@@ -354,7 +366,7 @@ class Broker(Router, Publishing, Requesting, Commands):
                 return
             self.worker = running = worker.Worker(
                 self._connection.connector, self.client, self.keys, serving.chosen(self.handlers), self._middlewares,
-                self._lifespans, self.schedules, self.services, serving.max_messages,
+                self._lifespans, self.schedules, self.services, serving.max_messages, self.declared,
             )  # fmt: skip
             running.producer = self._connection.producer
             try:

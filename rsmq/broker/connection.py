@@ -22,7 +22,7 @@ from rsmq.producer import Producer
 from rsmq.redis.client.connector import Client, Connector, retrying
 from rsmq.redis.embedded.server import server_for
 from rsmq.redis.preflight import require
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Declaration, Topics
 
 MakeProducer = Callable[[Client, Keys, Settings, Topics], Producer]
 Make = Callable[[], AbstractAsyncContextManager["Connection"]]
@@ -60,7 +60,7 @@ async def connection(
     settings: Settings,
     keys: Keys,
     *,
-    declared: Callable[[str], int | None],
+    declared: Callable[[str], Declaration],
     make_producer: MakeProducer,
     publishes_only: bool,
 ) -> AsyncIterator[Connection]:

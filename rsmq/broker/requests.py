@@ -70,6 +70,7 @@ class Requesting(BrokerPart):
         returns: Any = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        band: str | None = None,
     ) -> Any:
         """Publish a message and wait for the answer: what a handler with `replies=True` returns.
 
@@ -89,7 +90,7 @@ class Requesting(BrokerPart):
         published = ""
         try:
             with anyio.fail_after(span.total_seconds()):
-                published = await connection.producer.publish(topic, payload, key=key, headers=marks)
+                published = await connection.producer.publish(topic, payload, key=key, headers=marks, band=band)
                 raw = await answer_at(connection.client, reply_key, rung)
         except TimeoutError:
             raise RequestTimeout(topic, published, span.total_seconds()) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
@@ -185,12 +185,12 @@ class SyncBroker(Blocking):
     before_publish = passed_on(Broker.before_publish)
 
     @overload
-    def topic(self, name: str, payload: type[T]) -> SyncTopic[T]: ...
+    def topic(self, name: str, payload: type[T], *, bands: Sequence[str] = ()) -> SyncTopic[T]: ...
     @overload
-    def topic(self, name: str, payload: Any) -> SyncTopic[Any]: ...
-    def topic(self, name: str, payload: Any) -> SyncTopic[Any]:
+    def topic(self, name: str, payload: Any, *, bands: Sequence[str] = ()) -> SyncTopic[Any]: ...
+    def topic(self, name: str, payload: Any, *, bands: Sequence[str] = ()) -> SyncTopic[Any]:
         """A topic whose payloads are of one type, as `Broker.topic`."""
-        return SyncTopic(self, self.asynchronous.topic(name, payload))
+        return SyncTopic(self, self.asynchronous.topic(name, payload, bands=bands))
 
     # -- connecting -----------------------------------------------------------------------------------------------
 

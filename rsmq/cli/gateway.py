@@ -39,7 +39,8 @@ def gateway(
         list[str] | None, typer.Option(help="mqtt://, mqtts://, ws:// or wss:// with host and port; repeatable.")
     ] = None,
     route: Annotated[
-        list[str] | None, typer.Option(metavar="FILTER=TOPIC", help="Store what matches in this topic; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="FILTER=TOPIC[@BAND]", help="Store what matches in this topic; repeatable."),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, max=1024, help="How many; they share the ports.")] = 1,
     metrics: Annotated[
@@ -78,8 +79,9 @@ def gateway(
     if listen:
         found.listen = tuple(listen)
     for each in route or ():
-        pattern, _, topic = each.rpartition("=")
-        found.route(pattern, topic=topic)
+        pattern, _, target = each.rpartition("=")
+        topic, _, band = target.partition("@")
+        found.route(pattern, topic=topic, band=band or None)
     address = None if metrics is None else Address.parse(metrics).of_slot(slot)
     try:
         with nullcontext() if address is None else serving(found, address):

@@ -6,16 +6,21 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
+import anyio
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
+from rsmq.cli.failure import print_error
 from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
 from rsmq.cli.tables import print_rows, print_table
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
 from rsmq.inspector.state import TopicState
 from rsmq.model.words import count, duration, number, shown
-from rsmq.redis.topics import Topic
+from rsmq.redis.layouts import describe_unaware
+from rsmq.redis.topics import Topic, Topics
+
+OPENING_SECONDS = 10.0
 
 app = noun("Topics: list, show, set, delete, why-not-trimmed.")
 
@@ -65,26 +70,40 @@ def set_(
         Literal["off", "required"] | None,
         typer.Option(help="required: trim only what `rsmq pipeline archive` has committed."),
     ] = None,
+    bands: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Its bands, the most urgent first: urgent,normal,bulk.")
+    ] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Change the limits of a topic, or create it with --partitions."""
+    """Change the limits of a topic or its bands, or create it with --partitions."""
     given = {
         "max_length": max_length, "on_full": on_full, "retention_age": retention_age,
         "retention_length": retention_length, "archive": archive,
     }  # fmt: skip
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if not limits and partitions is None:
-        raise typer.BadParameter(f"nothing to set: use {', '.join('--' + name.replace('_', '-') for name in given)}")
+    if not limits and partitions is None and bands is None:
+        names = [*given, "bands"]
+        raise typer.BadParameter(f"nothing to set: use {', '.join('--' + name.replace('_', '-') for name in names)}")
 
     async def change(connection: CommandConnection) -> Topic:
         if partitions is not None:
             await connection.topics.ensure(topic, partitions)
         await connection.topic(topic)
+        if bands is not None:
+            await connection.topics.set_bands(topic, [each.strip() for each in bands.split(",")])
+            unaware.extend(await opened(connection.topics, topic))
         return await connection.topics.change(topic, **limits)
 
+    unaware: list[str] = []
     changed = ask(url, change)
     print_json(changed) if as_json else describe(changed)
+    if unaware:
+        print_error(
+            f"not open yet: {describe_unaware(unaware)} must be started again with a version that knows bands; until "
+            f"then their messages go to the band normal, and workers open them by themselves"
+        )
+        raise typer.Exit(1)
 
 
 @app.command("delete", epilog="Example: rsmq topic delete orders --yes")
@@ -136,6 +155,16 @@ async def find(connection: CommandConnection, topic: str) -> TopicState:
     return state
 
 
+async def opened(topics: Topics, name: str) -> list[str]:
+    """Wait for the members to know the bands, as long as a heartbeat of a dead one may last. Returns who does not."""
+    unaware = await topics.open_bands(name)
+    with anyio.move_on_after(OPENING_SECONDS):
+        while unaware:
+            await anyio.sleep(0.2)
+            unaware = await topics.open_bands(name)
+    return unaware
+
+
 def limit(topic: Topic) -> str:
     """Its limit as text."""
     return f"{topic.max_length} {topic.on_full}" if topic.max_length else ""
@@ -148,6 +177,12 @@ def describe(topic: Topic) -> None:
         f"{count(topic.max_length, 'message')} in a partition, then {topic.on_full}" if topic.max_length else "no limit"
     )
     print_line(f"length: {bound}")
+    layout = topic.layout
+    if layout.has_bands:
+        states = {"added": " (not open yet)", "closed": " (closed)", "open": ""}
+        blocks = [block for band in layout.order if (block := layout.block_of(band)) is not None]
+        about = [f"{each.band} {each.first}-{each.first + each.count - 1}{states[each.state]}" for each in blocks]
+        print_line(f"bands: {', '.join(about)}")
     kept = (
         f"settled messages for {duration(topic.retention_age)}, at most {number(topic.retention_length)} in a partition"
     )

@@ -27,11 +27,12 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.flow_names import FlowNames
 from rsmq.consumer.waiting.group_rate import GroupRate
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.consumer.waiting.limits import ConcurrencyLimit, FirstLimit, KeyRate, RateLimit, all_of
+from rsmq.consumer.waiting.limits import ConcurrencyLimit, FirstLimit, KeyRate, RateLimit, all_of, call_quotas
 from rsmq.consumer.waiting.loan import InUse
 from rsmq.consumer.waiting.name_permits import CountedQueue, NamePermits
 from rsmq.consumer.waiting.queue import Queue
-from rsmq.errors import BrokerError
+from rsmq.consumer.waiting.ready_bands import ReadyBands, ReservedSlots
+from rsmq.errors import BrokerError, ConfigError
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.rate_limit import Rate
 from rsmq.heartbeat.heartbeat import Heartbeat
@@ -41,6 +42,8 @@ from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.work import Work
 from rsmq.redis.scripts import Ask
+from rsmq.redis.streams import ensure_groups
+from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.consumer")
 
@@ -60,7 +63,6 @@ class Consumer:
         self._context = context
         self._settings = context.settings
         self._heartbeat = heartbeat
-        self.topic = context.topic
         self.handler = context.handler
         self.member = context.member
         self.lanes, self.stats = context.lanes, context.stats
@@ -76,11 +78,13 @@ class Consumer:
         self._group_rate: GroupRate | None = None
         self._borrower: Borrower | None = None
         self._names_of: list[Callable[[Message], str | None]] = []  # by which limits count
+        self._reserved: ReservedSlots | None = None
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
         self._read_ahead = ReadAhead(context, self._runner, self.settler, self.fetchers)
         self._read_on()
+        self._serve_bands()
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
         self.participation = Participation(
             context, heartbeat, self.membership, self.fetchers, self.settler, self._vitals
@@ -124,8 +128,8 @@ class Consumer:
 
     def _limit_calls(self, limit: int, borrower: Borrower) -> ConcurrencyLimit:
         """The calls of all members together, as far as the server lends this one permits."""
-        in_use, queue = InUse(), self.queue
-        loan = borrower.lend(None, limit, in_use, lambda: queue.waits_for_a_call, self._runner.wake_soon)
+        in_use = InUse()
+        loan = borrower.lend(None, limit, in_use, self._wanted_calls, self._runner.wake_soon)
         return ConcurrencyLimit(
             lambda: borrower.quota(loan), in_use, lambda: borrower.is_short(loan), lambda: borrower.is_free(loan)
         )
@@ -138,6 +142,75 @@ class Consumer:
                 self._drop(lane)
                 self._heartbeat.forget(lane.lease)
         self.membership.wake()
+
+    # -- bands ----------------------------------------------------------------------------------------------------
+
+    @property
+    def topic(self) -> Topic:
+        """The topic, as far as this member has followed it."""
+        return self._context.topic
+
+    def _serve_bands(self) -> None:
+        """Take from the bands that the topic has now, by the rules of the handler. Raises ConfigError for a rule about
+        a band that it does not have."""
+        layout, rules, queue = self.topic.layout, self.handler.bands, self.queue
+        if unknown := sorted(rules.named - set(layout.order)):
+            raise ConfigError(
+                f"handler {self.handler.name}: topic {self.topic.name!r} has no band {unknown[0]!r}: its bands are "
+                f"{', '.join(layout.order)}. Declare it, broker.topic({self.topic.name!r}, ..., bands=(...)), or run "
+                f"`rsmq topic set {self.topic.name} --bands ...`"
+            )
+        if not layout.has_bands or (queue.bands is not None and queue.bands.order == layout.order):
+            return
+        bands = queue.serve_bands(layout.order, rules, self._context.clock.now_ms)
+        if rules.reserve and self._reserved is None:
+            self._reserved = ReservedSlots(rules.reserve, self._unreserved, self._bands, queue.group_limit)
+            queue.limit(rate=queue.rate_limit, message_rate=queue.message_rate, group=self._reserved)
+        if self._reserved is not None:
+            bands.reserve(self._reserved.admits_band)
+
+    def _bands(self) -> ReadyBands:
+        assert self.queue.bands is not None, "slots are reserved only where the topic has bands"
+        return self.queue.bands
+
+    def _unreserved(self) -> int:
+        """How many slots are kept for no band: of this process, and of its share of a limit over the group."""
+        handler, kept = self.handler, self.handler.bands.reserved
+        own = handler.concurrency - kept
+        if handler.most_calls is None:
+            return own
+        shares = call_quotas(handler.most_calls - kept, self.membership.live, self._context.name)
+        return min(own, shares.get(self.member, 0))
+
+    def _wanted_calls(self) -> int:
+        """How many messages could start if the group had permits for them."""
+        return self.queue.waits_for_a_call if self._reserved is None else self._reserved.startable()
+
+    async def _look_at_bands(self) -> None:
+        """The others see this member now: who adds a band waits for it, or this member sees the band."""
+        with suppress(BrokerError, ConfigError):  # the next look finds it
+            await self.follow()
+
+    async def follow(self, found: Topic | None = None) -> None:
+        """Take over what has changed in the layout of the topic, and say so. Raises BrokerError.
+
+        `found`: the topic, if it was just read. A layout that the server has lost is written again.
+        """
+        context, known = self._context, self.topic
+        client, keys, group = context.client, context.keys, self.handler.group
+        if found is None or found.layout.version < known.layout.version:
+            found = await Topics(client, keys, self._settings).restore(known)
+        if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
+            return
+        await ensure_groups(client, keys, found, group, "0")
+        context.follow(found)
+        self._serve_bands()
+        log.info("%s has the bands %s", context.name, ", ".join(found.layout.order))
+        self._heartbeat.tell(found.name, group, layout=found.layout.version)
+        self._runner.wake_soon()
+        self.membership.wake()
+
+    # -- what it does ---------------------------------------------------------------------------------------------
 
     @property
     def work(self) -> Work:
@@ -181,6 +254,7 @@ class Consumer:
                 async with anyio.create_task_group() as inner:
                     await inner.start(self.fetchers.run)
                     if await self.participation.begin(self._stopping):
+                        await self._look_at_bands()
                         await outer.start(self.membership.run)
                         self._start_watchers(outer)
                         await inner.start(self._distribution().run)
@@ -219,6 +293,7 @@ class Consumer:
             await self.membership.wait(GROUP_SECONDS, seen)
             if seen != self.membership.changes:
                 self._reclaimer.look_for_retries()
+                await self._look_at_bands()
             seen = self.membership.changes
             self._reclaimer.cancellations.wanted.set()
             if self.queue.group_limit is not None:

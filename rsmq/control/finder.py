@@ -60,11 +60,11 @@ def candidates(message_id: str, topic: Topic, key: str | None) -> Iterator[Seque
     elif match is not None and match[1] is not None:
         yield (int(match[1]),)
     elif key is not None:
-        yield (topic.open_block().partition_for(key),)
+        yield [block.partition_for(key) for block in topic.layout.blocks]
     else:
-        first = topic.open_block().partition_for(message_id)
-        yield (first,)
-        yield [number for number in topic.numbers if number != first]
+        first = [block.partition_for(message_id) for block in topic.layout.blocks]
+        yield first
+        yield [number for number in topic.numbers if number not in first]
 
 
 def ranges(times: Sequence[int], windows: Sequence[tuple[int, int]] = WINDOWS) -> Iterator[tuple[str, str]]:

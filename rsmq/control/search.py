@@ -109,8 +109,8 @@ class Search:
         """At most `most` hits among at most `scan` messages; `progress` is called with how many were looked at."""
         await self._check_group()
         hits, looked_at = list[Hit](), 0
-        one = None if wanted.key is None else self._topic.open_block().partition_for(wanted.key)
-        for partition in self._topic.numbers if one is None else (one,):
+        of_key = [] if wanted.key is None else [block.partition_for(wanted.key) for block in self._topic.layout.blocks]
+        for partition in of_key or self._topic.numbers:
             async for page in self._pages(partition, wanted):
                 for row in page:
                     if len(hits) == most or looked_at == scan:

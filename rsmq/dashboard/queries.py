@@ -230,7 +230,7 @@ class Queries:
         if wanted.partition is not None:
             partitions = (wanted.partition,)
         elif wanted.key:
-            partitions = (found.open_block().partition_for(wanted.key),)
+            partitions = [block.partition_for(wanted.key) for block in found.layout.blocks]
         most = MOST_SCANNED // len(partitions) if wanted.is_filter else MOST_MESSAGES + 1
         entries = [entry for each in partitions for entry in await self._newest(topic, each, wanted, most)]
         entries.sort(key=lambda entry: parse_stream_id(entry.id.encode()), reverse=True)

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from rsmq.broker.sync_broker import SyncBroker
-from rsmq.django.options import BackendOptions, read_options, topic_of
+from rsmq.django.options import BANDS, BackendOptions, band_of, read_options, topic_of
 from rsmq.django.result import aware, checked_id, read_result, set_fields, write_result
 from rsmq.django.tasks import (
     BaseTaskBackend,
@@ -69,10 +69,13 @@ class RsmqBackend(BaseTaskBackend):
                 raise ConfigError(f"TASKS[{self.alias!r}]: {error}") from None
         return self._read
 
-    @property
+    @cached_property
     def broker(self) -> SyncBroker:
         """The broker that enqueues, connected at its first call."""
-        return broker_for(self.configuration.settings)
+        broker = broker_for(self.configuration.settings)
+        for queue in self.queues:
+            broker.topic(topic_of(self.configuration, queue), str, bands=BANDS)
+        return broker
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
         """Store a task and return its result, whose id finds it again.
@@ -107,8 +110,8 @@ class RsmqBackend(BaseTaskBackend):
     def _add_to_outbox(self, result: TaskResult) -> None:
         """As a row of the transaction."""
         set_fields(result, enqueued_at=timezone.now())
-        topic = topic_of(self.configuration, result.task.queue_name, result.task.priority)
-        row = self.outbox.row(topic, write_result(result), at=aware(result.task.run_after))
+        topic, band = topic_of(self.configuration, result.task.queue_name), band_of(result.task.priority)
+        row = self.outbox.row(topic, write_result(result), at=aware(result.task.run_after), band=band)
         self.outbox.add([{**row, "id": UUID(result.id)}])
 
     def _announce(self, result: TaskResult) -> None:
@@ -120,8 +123,8 @@ class RsmqBackend(BaseTaskBackend):
         """The result first: from then on it can be found, and the worker changes it."""
         set_fields(result, enqueued_at=timezone.now())
         text = self._keep(result)
-        topic = topic_of(self.configuration, result.task.queue_name, result.task.priority)
-        self.broker.publish(topic, text, at=aware(result.task.run_after), message_id=result.id)
+        topic, band = topic_of(self.configuration, result.task.queue_name), band_of(result.task.priority)
+        self.broker.publish(topic, text, at=aware(result.task.run_after), message_id=result.id, band=band)
         task_enqueued.send(type(self), task_result=result)
 
     def _keep(self, result: TaskResult, *how: str) -> str:

@@ -15,7 +15,7 @@ from rsmq.model.settings import NAMES, Settings, did_you_mean
 
 CONCURRENCY = 8
 BANDS = ("high", "normal", "low")
-"""Each has a topic of its own, so that a backlog of one does not hold back those before it."""
+"""Of the topic of each queue, so that a backlog of one does not hold back those before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,15 @@ def read_options(given: Mapping[str, Any], queues: Iterable[str]) -> BackendOpti
     if not queues:
         raise ConfigError("QUEUES is empty: name the queues that the workers serve")
     for queue in queues:
-        check_name("topic", topic_of(options, queue, 0))
+        check_name("topic", topic_of(options, queue))
     return options
 
 
-def topic_of(options: BackendOptions, queue: str, priority: int) -> str:
-    """The topic of a task."""
-    band = "high" if priority > 0 else "low" if priority < 0 else "normal"
-    return f"{options.topic}.{band}.{queue}"
+def topic_of(options: BackendOptions, queue: str) -> str:
+    """The topic of the tasks of a queue."""
+    return f"{options.topic}.{queue}"
+
+
+def band_of(priority: int) -> str:
+    """The band of a task in its topic."""
+    return "high" if priority > 0 else "low" if priority < 0 else "normal"

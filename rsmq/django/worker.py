@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from rsmq.broker import Broker
 from rsmq.django.backend import RsmqBackend
-from rsmq.django.options import BANDS
+from rsmq.django.options import BANDS, topic_of
 from rsmq.django.result import described, failed, is_finished, read_result, set_fields, write_result
 from rsmq.django.tasks import (
     TaskContext,
@@ -95,13 +95,13 @@ class TaskRunner:
         self._slots = Slots(self._options.concurrency)
         self._threads = anyio.CapacityLimiter(self._options.concurrency)
         for queue in sorted(backend.queues):
-            for band in BANDS:
-                topic = f"{self._options.topic}.{band}.{queue}"
-                self.broker.handler(
-                    topic, group=GROUP, distribution="shared", concurrency=self._options.settings.prefetch,
-                    retry=self._options.retry,
-                )(self.run)  # fmt: skip
-                self.broker.on_dead(topic, group=GROUP)(self.fail)
+            topic = topic_of(self._options, queue)
+            self.broker.topic(topic, str, bands=BANDS)
+            self.broker.handler(
+                topic, group=GROUP, distribution="shared", concurrency=len(BANDS) * self._options.settings.prefetch,
+                retry=self._options.retry,
+            )(self.run)  # fmt: skip
+            self.broker.on_dead(topic, group=GROUP)(self.fail)
         if backend.outbox is not None:
             self.broker.include(backend.outbox)
 

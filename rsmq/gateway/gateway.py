@@ -103,12 +103,13 @@ class Gateway:
 
     # -- registering -----------------------------------------------------------------------------------------------
 
-    def route(self, pattern: str, *, topic: str, subscribers: bool = True) -> None:
+    def route(self, pattern: str, *, topic: str, subscribers: bool = True, band: str | None = None) -> None:
         """Store the messages whose topic name matches in a topic of rsmq; the first route that matches counts.
 
-        With `subscribers=False` handlers get them, but no MQTT client. Everything else goes to the topic `mqtt`.
+        `band`: one that the topic has, such as `urgent`: they do not wait behind the others. With `subscribers=False`
+        handlers get them, but no MQTT client. Everything else goes to the topic `mqtt`.
         """
-        self.routes.add(pattern, topic, subscribers=subscribers)
+        self.routes.add(pattern, topic, subscribers=subscribers, band=band)
 
     def authenticate(self, function: Authenticate) -> Authenticate:
         """Register `async def (client_id, user, password) -> bool`: whether a client may connect."""

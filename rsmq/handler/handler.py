@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Unpack
 
 from rsmq.errors import ConfigError
+from rsmq.handler.bands import BandRules
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dependencies import with_dependencies
@@ -55,6 +56,7 @@ class Handler:
     tenants: Tenants | None
     outputs: tuple[str, ...]
     replies: bool
+    bands: BandRules
     signature: Signature
     decode: Decoder
     invoke: Callable[[Message], Any]

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Required, TypedDict, get_args
 
 from rsmq.errors import ConfigError
+from rsmq.handler.bands import BandRules, Pick
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
@@ -44,6 +45,9 @@ class SingleOptions(TypedDict, total=False):
     weights: Weights | None
     output: str | Sequence[str] | None
     replies: bool
+    pick: Pick
+    aging: Duration | None
+    reserve: Mapping[str, int] | None
 
 
 class HandlerOptions(SingleOptions, total=False):
@@ -54,8 +58,13 @@ class HandlerOptions(SingleOptions, total=False):
 
 
 DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(HandlerOptions.__annotations__) | {
-    "concurrency": 64, "distribution": "hash", "start": "earliest", "replies": False
+    "concurrency": 64, "distribution": "hash", "start": "earliest", "replies": False, "pick": "strict", "aging": "30s"
 }  # fmt: skip
+
+
+def is_amount(value: object) -> bool:
+    """Whether a value is a whole number of 1 or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 class OptionCheck:
@@ -86,7 +95,37 @@ class OptionCheck:
             "tenants": self._tenants(),
             "outputs": self._outputs(),
             "replies": self._replies(),
+            "bands": self._bands(),
         }
+
+    def _bands(self) -> BandRules:
+        pick, aging = self._options["pick"], self._options["aging"]
+        if pick != "strict" and (not isinstance(pick, Mapping) or not pick or not all(map(is_amount, pick.values()))):
+            raise self._wrong(
+                f"pick={pick!r} is not possible: write pick='strict', the highest band first, or whole numbers from 1 "
+                f"as weights, such as pick={{'urgent': 8, 'normal': 3}}"
+            )
+        span = None if aging is None else self._duration("aging")
+        if span is not None and span <= timedelta(0):
+            raise self._wrong(f"aging={aging!r} is not above 0: write aging='30s', or aging=None for never")
+        return BandRules(None if pick == "strict" else dict(pick), span, self._reserve())
+
+    def _reserve(self) -> dict[str, int]:
+        value = self._options["reserve"]
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping) or not value or not all(map(is_amount, value.values())):
+            raise self._wrong(
+                f"reserve={value!r} is not possible: name slots for a band, such as reserve={{'urgent': 2}}"
+            )
+        group = [each.limit for each in self._group_concurrency() if each.by is None]
+        slots = min([self._count("concurrency"), *group])
+        if sum(value.values()) >= slots:
+            raise self._wrong(
+                f"reserve={value!r} keeps all {slots} slots: leave at least one for the other bands, or raise "
+                f"{'concurrency' if slots == self._options['concurrency'] else 'group_concurrency'}"
+            )
+        return dict(value)
 
     def _replies(self) -> bool:
         value = self._options["replies"]

@@ -207,7 +207,7 @@ class Router:
             raise ConfigError(f"{what} comes too late, its router is included already: call include after it")
 
     def _partitions_of(self, topic: str) -> int | None:
-        """The partitions that a handler of the topic asks for, or None: the first publisher creates the topic."""
+        """The partitions that a handler of the topic asks for; None: the default."""
         asked = (each.partitions for each in self.handlers if each.topic == topic)
         return next((partitions for partitions in asked if partitions is not None), None)
 

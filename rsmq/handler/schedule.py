@@ -129,6 +129,7 @@ class Schedule:
     trigger: Trigger
     key: str | None
     headers: Mapping[str, str] | None
+    band: str | None
     missed: Missed
     zone: tzinfo
     function: Callable[..., Any]
@@ -205,6 +206,7 @@ def build_schedule(
         trigger=_trigger(title, schedule, zone),
         key=given["key"],
         headers=given["headers"],
+        band=given["band"],
         missed=given["missed"],
         zone=zone,
         function=function,

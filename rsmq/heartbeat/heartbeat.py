@@ -155,6 +155,13 @@ class Heartbeat:
         self.renew_now()
         await asyncio.wrap_future(membership.confirmed)
 
+    def tell(self, topic: str, group: str, **about: object) -> None:
+        """Say something else about this member of a group: others read it with the heartbeat key."""
+        for each in self._registration.memberships:
+            if (each.topic, each.group) == (topic, group):
+                each.tell(**about)
+                self.renew_now()
+
     async def leave(self, topic: str, group: str) -> None:
         """Withdraw from the group, so that the other members rebalance at once."""
         if self._registration.remove(topic, group):

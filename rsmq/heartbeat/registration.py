@@ -13,7 +13,7 @@ from typing import Any
 from rsmq.model.keys import Keys
 from rsmq.model.member import read_info
 from rsmq.redis.client.connector import BlockingClient, Client
-from rsmq.redis.scripts import MEASURE_MEMBERS
+from rsmq.redis.layouts import members_of
 
 
 @dataclass(slots=True)
@@ -29,6 +29,12 @@ class GroupMembership:
     on_change: Callable[[], None]
     vitals: Callable[[], Mapping[str, object]] = dict
     confirmed: Future[None] = field(default_factory=Future)
+    written: str = ""
+    """What the server was told last."""
+
+    def tell(self, **about: object) -> None:
+        """Say something else about this member, from the next heartbeat on."""
+        self.info = json.dumps({**json.loads(self.info), **about})
 
 
 class Registration:
@@ -77,7 +83,7 @@ class Registration:
         Nothing else is written: PEXPIRE also works when the server is out of memory.
         """
         for each, *is_there in zip(memberships, replies[0::2], replies[1::2], strict=True):
-            if not all(is_there):
+            if not all(is_there) or each.written != each.info:
                 self.write(client, each)
             with suppress(InvalidStateError):  # the waiting task was cancelled
                 each.confirmed.set_result(None)
@@ -86,9 +92,11 @@ class Registration:
         """The key goes first: a member of the set without a key counts as dead."""
         with self._writing:
             if self._is_current(membership):
-                client.execute_command("SET", self._alive(membership), membership.info, "PX", self._ttl)
+                info = membership.info
+                client.execute_command("SET", self._alive(membership), info, "PX", self._ttl)
                 client.execute_command("SADD", self._keys.members(membership.topic, membership.group), self._member)
                 client.execute_command("PUBLISH", self._keys.changes(membership.topic, membership.group), "")
+                membership.written = info
 
     def write_vitals(
         self, client: BlockingClient, memberships: Sequence[GroupMembership], lag: Mapping[str, float]
@@ -127,6 +135,4 @@ async def longer_leases(client: Client, keys: Keys, topic: str, group: str, own_
 
 async def read_members(client: Client, keys: Keys, topic: str, group: str) -> dict[str, dict[str, Any]]:
     """The own description of each member of a group that has a heartbeat key."""
-    names = (keys.group(topic, group), keys.members(topic, group), keys.alive(topic, group, ""))
-    reply = await MEASURE_MEMBERS(client, (*names, keys.vitals(topic, group, "")))
-    return {reply[at].decode(): read_info(reply[at + 1]) for at in range(3, len(reply), 4)}
+    return {name: read_info(info) for name, (info, _) in (await members_of(client, keys, topic, group)).items()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from rsmq.model.layout import plain_distribution
 from rsmq.model.member import read_info
 from rsmq.model.work import Work
 from rsmq.redis.preflight import Finding
@@ -214,7 +215,7 @@ def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartiti
     return GroupState(
         topic=topic,
         name=name,
-        distribution=distribution.decode(),
+        distribution=plain_distribution(distribution.decode()),
         is_paused=paused == b"1",
         members=tuple(sorted(member.decode(errors="replace") for member in members[::4])),
         unread=sum(share.unread for share in shares),

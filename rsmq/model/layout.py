@@ -6,18 +6,40 @@ that is open for it (`topic.open_block()`) for the number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
-from rsmq.model.partition import partition_for
+from rsmq.errors import ConfigError
+from rsmq.model.partition import MOST_PARTITIONS, partition_for
+
+NORMAL: Final = "normal"
+"""The band of a message whose publisher names none, and of all messages of a topic without bands."""
+FORMAT: Final = 1
+"""Of the layouts that this version can read. A higher one is refused: what it says about partitions may be anything."""
+MOST_BANDS: Final = 8
+WITH_BANDS: Final = ", bands"
+"""What the distribution of a group ends with where its topic has bands. A worker that knows no bands would read only
+one of them; it does not know this distribution either, and refuses to start."""
+BAND: Final = re.compile(r"[a-z0-9_-]{1,32}", re.ASCII)
+
+BlockState = Literal["added", "open", "closed"]
+"""`added`: members read it, publishers wait until all of them do. `closed`: nothing more is published to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Partitions in a row: `count` numbers from `first` on. Each key has one of them."""
+    """Partitions in a row: `count` numbers from `first` on. Each key has one of them.
+
+    A band is a block of its own, with as many partitions as the first block of the topic.
+    """
 
     first: int
     count: int
+    band: str = NORMAL
+    state: BlockState = "open"
 
     @property
     def numbers(self) -> range:
@@ -29,21 +51,110 @@ class Block:
         return self.first + partition_for(key, self.count)
 
 
+class Counted:
+    """What a layout computes once: no fields, so it is not part of its JSON."""
+
+    __slots__ = ("_bands", "numbers", "stored")
+
+    numbers: tuple[int, ...]
+    stored: str
+    _bands: Mapping[int, str]
+
+
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The blocks of a topic. `numbers`: all its partitions, rising; two in a row need not follow each other."""
+class Layout(Counted):
+    """The blocks of a topic, in the order in which they were added. Numbers are never used twice.
+
+    `bands`, the highest first, are those that messages may be published to. `version` counts the changes; 0 is a topic
+    that was never changed. `numbers` are all partitions, rising; two in a row need not follow each other. `stored` is
+    the text that was read, or would be written; empty for a topic that stores none.
+    """
 
     blocks: tuple[Block, ...]
-    numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    bands: tuple[str, ...] = (NORMAL,)
+    version: int = 0
 
     def __post_init__(self) -> None:
-        numbers = sorted(number for block in self.blocks for number in block.numbers)
-        object.__setattr__(self, "numbers", tuple(numbers))
+        bands = {number: block.band for block in self.blocks for number in block.numbers}
+        object.__setattr__(self, "numbers", tuple(sorted(bands)))
+        object.__setattr__(self, "stored", self.to_text() if self.version else "")
+        object.__setattr__(self, "_bands", bands)
 
     @property
     def normal(self) -> Block:
         """The block that the topic was made with: who knows no other one publishes there."""
         return self.blocks[0]
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether there is more than one block, now or before."""
+        return len(self.blocks) > 1
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """All bands that have a block, the highest first; those that were taken away come last."""
+        return (*self.bands, *[block.band for block in self.blocks if block.band not in self.bands])
+
+    def block_of(self, band: str) -> Block | None:
+        """The block of a band, in any state."""
+        return next((block for block in self.blocks if block.band == band), None)
+
+    def band_of(self, number: int) -> str:
+        """The band of a partition; of one that the topic does not have, `normal`."""
+        return self._bands.get(number, NORMAL)
+
+    def owned_with(self, bases: Sequence[int]) -> list[int]:
+        """These partitions of the first block, and those of the other blocks that have the same owner."""
+        return [block.first + base for block in self.blocks for base in bases]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a block is to be opened."""
+        return any(block.state == "added" for block in self.blocks)
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def with_bands(self, bands: Sequence[str]) -> Layout:
+        """The layout with these bands, the highest first: new ones are added, those that are not named are closed."""
+        checked = checked_bands(bands)
+        if checked == self.bands:
+            return self
+        blocks = [replace(block, state="closed" if block.band not in checked else block.state) for block in self.blocks]
+        for at, block in enumerate(blocks):
+            if block.state == "closed" and block.band in checked:
+                blocks[at] = replace(block, state="added")
+        known = {block.band for block in blocks}
+        for band in checked:
+            if band not in known:
+                last = max(blocks, key=lambda block: block.first)
+                blocks.append(Block(last.first + last.count, self.normal.count, band, "added"))
+        return Layout(tuple(blocks), checked, self.version + 1)
+
+    def with_more(self, bands: Sequence[str]) -> Layout:
+        """The layout with these bands as well. A declaration takes none away: another one may have named it."""
+        if not bands or set(bands) <= set(self.bands):
+            return self
+        return self.with_bands((*bands, *[each for each in self.bands if each not in bands]))
+
+    def opened(self) -> Layout:
+        """The layout with all blocks open that were added."""
+        blocks = [replace(block, state="open") if block.state == "added" else block for block in self.blocks]
+        return Layout(tuple(blocks), self.bands, self.version + 1)
+
+    # -- as it is stored ------------------------------------------------------------------------------------------
+
+    def to_text(self) -> str:
+        """What the field `layout` of a topic's hash has."""
+        blocks = [
+            {"first": each.first, "count": each.count, "band": each.band, "state": each.state, "parent": None}
+            for each in self.blocks
+        ]
+        return json.dumps({"format": FORMAT, "version": self.version, "bands": self.bands, "blocks": blocks})
+
+
+def made_with(partitions: int, bands: Sequence[str]) -> Layout:
+    """The layout of a new topic: no member has to know its bands before they are open."""
+    return single(partitions).with_more(bands).opened() if bands else single(partitions)
 
 
 NO_LAYOUT: Final = Layout(())
@@ -53,3 +164,79 @@ NO_LAYOUT: Final = Layout(())
 def single(partitions: int) -> Layout:
     """The layout of a topic that stores none: one block from 0 on."""
     return Layout((Block(0, partitions),))
+
+
+def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
+    """From the fields of a topic's hash. Raises ConfigError for what this version of rsmq cannot read.
+
+    `partitions` may become a text in a later version: then a process that does not know what replaces it stops.
+    """
+    if not partitions.isdigit():
+        raise ConfigError(
+            f"topic {name!r} has {shown(partitions)} instead of a number of partitions: a newer version of rsmq has "
+            f"changed it. Nothing was read or published: upgrade this process"
+        )
+    if layout is None:
+        return single(int(partitions))
+    try:
+        found = json.loads(layout)
+        if found["format"] != FORMAT:
+            raise ConfigError(
+                f"topic {name!r} has a layout of format {found['format']}, and this version of rsmq knows {FORMAT}: "
+                f"upgrade this process"
+            )
+        read = Layout(tuple(map(read_block, found["blocks"])), tuple(map(str, found["bands"])), int(found["version"]))
+        object.__setattr__(read, "stored", layout.decode())
+        return read
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(
+            f"the layout of topic {name!r} is not as rsmq has written it ({type(error).__name__}: {error}): "
+            f"{shown(layout)}"
+        ) from None
+
+
+def read_block(found: Any) -> Block:
+    """One block as it is stored. Raises ValueError for what cannot be."""
+    block = Block(int(found["first"]), int(found["count"]), str(found["band"]), found["state"])
+    if block.first < 0 or not 1 <= block.count <= MOST_PARTITIONS or block.state not in ("added", "open", "closed"):
+        raise ValueError(f"a block cannot be {found}")
+    return block
+
+
+def stored_distribution(distribution: str, layout: Layout) -> str:
+    """The distribution of a group, as its hash has it."""
+    return plain_distribution(distribution) + (WITH_BANDS if layout.has_bands else "")
+
+
+def plain_distribution(stored: str) -> str:
+    """`hash` or `shared`, of what a group's hash has."""
+    return stored.removesuffix(WITH_BANDS)
+
+
+def shown(text: bytes) -> str:
+    """The start of a field, for an error."""
+    return repr(text[:80].decode(errors="replace"))
+
+
+def checked_band(band: str) -> str:
+    """The name of a band whose topic is not at hand. Raises ConfigError."""
+    if not isinstance(band, str) or not BAND.fullmatch(band):
+        raise ConfigError(f"band={band!r} is no name of a band: use small letters, digits, - and _, such as 'urgent'")
+    return band
+
+
+def checked_bands(bands: Sequence[str]) -> tuple[str, ...]:
+    """The names of bands, the highest first. Raises ConfigError."""
+    names = () if isinstance(bands, str) else tuple(bands)
+    wrong = [each for each in names if not isinstance(each, str) or not BAND.fullmatch(each)]
+    if wrong or not names or len(set(names)) < len(names) or len(names) > MOST_BANDS:
+        raise ConfigError(
+            f"bands={bands!r} is not possible: give 1 to {MOST_BANDS} different names of small letters, digits, - and "
+            f"_, the most urgent first, such as ('urgent', 'normal', 'bulk')"
+        )
+    if NORMAL not in names:
+        raise ConfigError(
+            f"bands={bands!r} lacks {NORMAL!r}: messages whose publisher names no band, and those of older clients, "
+            f"go there. Put it where they belong, such as ('urgent', 'normal', 'bulk')"
+        )
+    return names

@@ -41,6 +41,8 @@ class HeaderOptions(OptionGroup, total=False):
 
     headers: Mapping[str, str] | None
     """Names and values, both text."""
+    band: str | None
+    """A band of the topic, such as `urgent`: it does not wait behind the others. Default: `normal`."""
 
 
 class MessageOptions(HeaderOptions, total=False):

@@ -327,7 +327,7 @@ class Once(Batch):
         """
         partitions = {self.partition: None}
         if not self.is_cluster:
-            partitions[self.topic.open_block().partition_for(message_id)] = None
+            partitions[self.topic.layout.normal.partition_for(message_id)] = None
         return [self.keys.dedup(self.topic.name, each, message_id) for each in partitions]
 
     def _new(self, message_id: str, fields: Fields) -> Answer:
@@ -351,7 +351,7 @@ class Delay(Once):
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):
             args = (self.due[message_id], self.window_ms, pack_fields(fields))
-            packed.append(pack(self.script.command((delayed, *self._dedups(message_id)), args)))
+            packed.append(pack(self.script.command((delayed, self.stream, *self._dedups(message_id)), args)))
         return packed
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:

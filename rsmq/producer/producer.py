@@ -18,6 +18,7 @@ from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
+from rsmq.model.layout import Block
 from rsmq.model.message import encode_payload, entry_fields, message_id_at, new_message_id
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import not_unicode, partition_for
@@ -135,6 +136,7 @@ class Producer:
         unique: str | None = None,
         until: Until | Duration | None = None,
         on_conflict: OnConflict | None = None,
+        band: str | None = None,
         **unknown: Any,
     ) -> MessageRef:
         """Store one message and return its id once the server, and `wait_replicas` replicas, have confirmed it.
@@ -168,7 +170,7 @@ class Producer:
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra)
         if name is not None:
             entry = Claim(entry, name, due)
-        block = target.normal
+        block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
         if isinstance(batch, Delay):
@@ -199,6 +201,7 @@ class Producer:
         message_id: str | None = None,
         expires: Duration | datetime | None = None,
         on_expiry: OnExpiry | None = None,
+        band: str | None = None,
     ) -> Output:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
         writes."""
@@ -208,7 +211,7 @@ class Producer:
         due = due_time(delay, at)
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
-        block = target.normal
+        block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
         return Output(target, partition, identity, fields, size, due, message_id is not None)
 
@@ -267,6 +270,7 @@ class Producer:
         batch: int = MOST_MESSAGES,
         expires: Duration | datetime | None = None,
         on_expiry: OnExpiry | None = None,
+        band: str | None = None,
     ) -> list[Any]:
         """Store many messages, in order per key, and return their ids. `batch`: most of one partition in one write.
 
@@ -277,6 +281,7 @@ class Producer:
         if not 1 <= batch <= MOST_MESSAGES:
             raise ConfigError(f"batch={batch} is not possible: use 1 to {MOST_MESSAGES} messages")
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        block = target.normal if band is None else await self._block(target, band)
         queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once
         batches = list[Batch]()  # of each id, if it was given
@@ -284,7 +289,7 @@ class Producer:
         encode: Encode = partial(kind.encode, extra=extra) if extra else kind.encode
         encoded = self._encoded(topic, items, key, headers, message_id, encode)
         while True:
-            filled = self._fill(encoded, target, queue, kind, batch, ids, batches)
+            filled = self._fill(encoded, target, block, queue, kind, batch, ids, batches)
             confirmed = [full.promise() for full in filled]
             for full in filled:
                 queue.open(full)
@@ -322,6 +327,7 @@ class Producer:
         self,
         encoded: Iterator[tuple[str, str, Any, int]],
         topic: Topic,
+        block: Block,
         queue: SendQueue,
         kind: type[Batch],
         most: int,
@@ -330,7 +336,6 @@ class Producer:
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
-        block = topic.normal
         for route, identity, entry, length in islice(encoded, min(most * block.count, MOST_PER_ROUND)):
             partition = block.first + partition_for(route, block.count)
             batch = latest.get(partition)
@@ -367,6 +372,12 @@ class Producer:
             return identity, encode(data, identity, key, content_type, headers), size
         except UnicodeEncodeError:
             raise not_unicode(key) from None
+
+    async def _block(self, target: Topic, band: str) -> Block:
+        """The partitions of a band; the topic is read again if it may have got the band meanwhile."""
+        if band not in target.layout.bands:
+            target = await self._topics.find(target.name) or target
+        return target.open_block(band)
 
     def _stream(self, topic: Topic, partition: int) -> str:
         streams = self._streams.get(topic.name)

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.keys import Keys
+from rsmq.model.layout import Layout, plain_distribution, stored_distribution
 from rsmq.model.stream_id import STREAM_ID
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
@@ -182,21 +183,30 @@ async def trim(
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-async def join_group(client: Client, keys: Keys, topic: Partitioned, group: str, distribution: str) -> None:
+class Joined(Partitioned, Protocol):
+    """A topic whose bands a member has to know."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+
+async def join_group(client: Client, keys: Keys, topic: Joined, group: str, distribution: str) -> None:
     """Record the distribution of the group. Raises ConfigError when its other members use another one."""
-    key = keys.group(topic.name, group)
+    key, stored = keys.group(topic.name, group), stored_distribution(distribution, topic.layout)
     await client.execute_command("HSETNX", key, "created_ms", now_ms())
     found = ""
     while not found:  # a reset between the two commands removes what the other members use
-        if await client.execute_command("HSETNX", key, "distribution", distribution):
+        if await client.execute_command("HSETNX", key, "distribution", stored):
             return
         found = (await client.execute_command("HGET", key, "distribution") or b"").decode()
-    if found != distribution:
+    if plain_distribution(found) != distribution:
         raise ConfigError(
-            f"group {group!r} of topic {topic.name!r} has distribution {found!r}, not {distribution!r}: mixed members "
-            f"would break each other's promises. Use another group name, or stop all members and run "
-            f"`rsmq group reset {topic.name} {group} --to earliest`"
+            f"group {group!r} of topic {topic.name!r} has distribution {plain_distribution(found)!r}, not "
+            f"{distribution!r}: mixed members would break each other's promises. Use another group name, or stop all "
+            f"members and run `rsmq group reset {topic.name} {group} --to earliest`"
         )
+    if topic.layout.has_bands and found != stored:
+        await client.execute_command("HSET", key, "distribution", stored)
 
 
 async def set_paused(client: Client, keys: Keys, topic: str, group: str, *, paused: bool) -> None:

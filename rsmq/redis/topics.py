@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple
 
@@ -15,13 +16,17 @@ from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.model.clock import awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import Keys, check_name
-from rsmq.model.layout import NO_LAYOUT, Block, Layout, single
+from rsmq.model.layout import NO_LAYOUT, Block, Layout, made_with, read_layout, single
 from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client, retrying
+from rsmq.redis.layouts import change_layout, prepare_groups, unaware_members
+from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import Value
 from rsmq.redis.streams import as_dict, ask_all, group_names
+
+log = logging.getLogger("rsmq.topics")
 
 FRESH_SECONDS: Final = 10.0
 POLICIES: Final = ("reject", "trim")
@@ -30,8 +35,17 @@ UNARCHIVED: Final = {"on_full": "trim", "archive": "required"}.items()
 """Two settings that exclude each other."""
 
 
+class Addressed:
+    """What a topic computes once: no field, so it is not part of its JSON."""
+
+    __slots__ = ("normal",)
+
+    normal: Block
+    """Where messages go whose publisher names no band."""
+
+
 @dataclass(frozen=True, slots=True)
-class Topic:
+class Topic(Addressed):
     """A topic as it was when read. `max_length` 0 means no limit.
 
     `archive` required: retention keeps what the archive (`rsmq pipeline archive`) has not committed. `layout` left out:
@@ -47,8 +61,6 @@ class Topic:
     created_ms: int
     archive: Literal["off", "required"] = "off"
     layout: Layout = NO_LAYOUT
-    normal: Block = field(init=False, repr=False, compare=False)
-    """Where messages go whose publisher says nothing else."""
 
     def __post_init__(self) -> None:
         if not self.layout.blocks:
@@ -57,12 +69,36 @@ class Topic:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All its partitions, rising. Whatever walks the partitions of a topic walks these."""
+        """All its partitions, rising. A loop over the partitions of a topic goes over these."""
         return self.layout.numbers
 
-    def open_block(self) -> Block:
-        """The partitions that messages may be published to."""
-        return self.normal
+    def in_band(self, band: str) -> Topic:
+        """The topic for one who publishes all in a band: there `normal` is the block of that band."""
+        other = replace(self)
+        object.__setattr__(other, "normal", self.open_block(band))
+        return other
+
+    def open_block(self, band: str | None = None) -> Block:
+        """The partitions for a message of a band. Those of `normal` until all members know the band.
+
+        Raises ConfigError for a band that the topic does not have.
+        """
+        if band is None:
+            return self.normal
+        block = self.layout.block_of(band)
+        if block is None or band not in self.layout.bands:
+            raise ConfigError(
+                f"topic {self.name!r} has no band {band!r}: its bands are {', '.join(self.layout.bands)}. Declare it, "
+                f"broker.topic({self.name!r}, ..., bands=(...)), or run `rsmq topic set {self.name} --bands ...`"
+            )
+        return block if block.state == "open" else self.normal
+
+
+class Declaration(NamedTuple):
+    """What the code of this process says about a topic: its partitions, if a handler does, and its bands."""
+
+    partitions: int | None = None
+    bands: tuple[str, ...] = ()
 
 
 class LookupCaller(NamedTuple):
@@ -74,13 +110,17 @@ class LookupCaller(NamedTuple):
 
 
 class Topics:
-    """The topics under one prefix. A topic exists when its hash has `partitions`: that field never changes.
+    """The topics under one prefix. A topic exists when its hash has `partitions`.
 
-    `declared`: the partitions that a handler of this process asks for, if any does.
+    `declared`: what the code of this process says about a topic.
     """
 
     def __init__(
-        self, client: Client, keys: Keys, settings: Settings, declared: Callable[[str], int | None] = lambda _: None
+        self,
+        client: Client,
+        keys: Keys,
+        settings: Settings,
+        declared: Callable[[str], Declaration] = lambda _: Declaration(),
     ) -> None:
         self._client = client
         self._keys = keys
@@ -89,8 +129,15 @@ class Topics:
         self._known: dict[str, tuple[float, Topic]] = {}
         self._lookups: dict[str, deque[LookupCaller]] = {}
 
+    @classmethod
+    def knowing(cls, client: Client, keys: Keys, settings: Settings, topic: Topic) -> Topics:
+        """For a member that makes its topic again: with the layout that it had."""
+        topics = cls(client, keys, settings)
+        topics._known[topic.name] = (monotonic(), topic)
+        return topics
+
     async def ensure(self, name: str, partitions: int | None = None) -> Topic:
-        """Return the topic, created on first use.
+        """Return the topic, created on first use, with the bands that this process declares.
 
         Raises ConfigError when it exists with another number of partitions than asked for.
         """
@@ -99,7 +146,9 @@ class Topics:
             raise ConfigError(f"topic {name!r} cannot have {partitions} partitions: use 1 to {MOST_PARTITIONS}")
         topic = await self.find(name)
         if topic is None:
-            topic = await self._create(name, self._size(name) if partitions is None else partitions)
+            topic = await self._create(name, self._layout(name, partitions))
+        if not set(bands := self._declared(name).bands) <= set(topic.layout.bands):
+            topic = await self.set_bands(name, topic.layout.with_more(bands).bands)
         if partitions is not None and topic.partitions != partitions:
             raise ConfigError(
                 f"topic {name!r} has {count(topic.partitions, 'partition')}, not {partitions}, and this cannot be "
@@ -107,13 +156,14 @@ class Topics:
             )
         return topic
 
-    def _size(self, name: str) -> int:
-        """Partitions of a new topic: the number that its handler declares, else the number before the server lost the
-        topic (failover, FLUSHALL), else the default."""
+    def _layout(self, name: str, partitions: int | None) -> Layout:
+        """Of a new topic: the number of partitions that is asked for or that its handler declares, else what it had
+        before the server lost it (failover, FLUSHALL), else the default."""
         declared, entry = self._declared(name), self._known.get(name)
-        if declared is not None:
-            return declared
-        return self._settings.partitions if entry is None else entry[1].partitions
+        number = declared.partitions if partitions is None else partitions
+        if entry is not None and number in (None, entry[1].partitions):
+            return entry[1].layout
+        return made_with(self._settings.partitions if number is None else number, declared.bands)
 
     async def find(self, name: str) -> Topic | None:
         """The topic, or None if it does not exist."""
@@ -236,13 +286,60 @@ class Topics:
         await self._client.execute_command("SREM", self._keys.topics, name)
         self._known.pop(name, None)
 
-    async def _create(self, name: str, partitions: int) -> Topic:
+    async def set_bands(self, name: str, bands: Sequence[str]) -> Topic:
+        """Give a topic these bands, the highest first, while everything runs. A band that is not named is closed: what
+        it has is handled, and nothing more is published to it.
+
+        First every group is made in a new band, then members read it; publishers may use it when each live member has
+        said that it knows it (`open_bands`). Until then its messages go to `normal`.
+        """
+        while True:
+            topic = await self.existing(name)
+            wanted = topic.layout.with_bands(bands)
+            if wanted is topic.layout:
+                break
+            if await change_layout(self._client, self._keys, name, topic.layout, wanted):
+                break
+        await self.open_bands(name)
+        return await self.existing(name)
+
+    async def open_bands(self, name: str) -> list[str]:
+        """Let publishers use the bands that were added. Returns the live members that do not know them yet: then
+        nothing has changed but that their groups hear of it."""
+        topic = await self.existing(name)
+        if not topic.layout.waits:
+            return []
+        groups = await prepare_groups(self._client, self._keys, topic)
+        unaware = await unaware_members(self._client, self._keys, topic, groups)
+        if unaware:
+            for group in groups:
+                await announce(self._client, self._keys, name, group)
+            return unaware
+        await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
+        await change_layout(self._client, self._keys, name, topic.layout, topic.layout.opened())
+        await self.find(name)
+        return []
+
+    async def restore(self, known: Topic) -> Topic | None:
+        """The topic as it is, with the layout that a member knows if the server has an older one, or no topic: it has
+        lost writes, or the topic was made again. None: it is not there, and had no bands."""
+        topic = await self.find(known.name)
+        if topic is None and known.layout.has_bands:
+            return await self._create(known.name, known.layout)
+        if topic is None or topic.layout.version >= known.layout.version or topic.partitions != known.partitions:
+            return topic
+        log.warning("topic %s has lost its layout of version %d: written again", topic.name, known.layout.version)
+        await change_layout(self._client, self._keys, topic.name, topic.layout, known.layout)
+        return await self.find(topic.name)
+
+    async def _create(self, name: str, layout: Layout) -> Topic:
         """First writer wins, field by field; `partitions` comes last and makes it exist."""
         settings, key = self._settings, self._keys.topic(name)
         names = ("max_length", "on_full", "retention_age", "retention_length")
         limits = write_limits({limit: getattr(settings, limit) for limit in names})
         await self._client.execute_command("SADD", self._keys.topics, name)
-        for entry, value in {"created_ms": now_ms(), **limits, "partitions": partitions}.items():
+        stored: dict[str, Value] = {"layout": layout.stored} if layout.stored else {}
+        for entry, value in {"created_ms": now_ms(), **limits, **stored, "partitions": layout.normal.count}.items():
             await self._client.execute_command("HSETNX", key, entry, value)
         topic = await self.find(name)
         if topic is None:
@@ -251,10 +348,12 @@ class Topics:
 
     def _read(self, name: str, found: Mapping[str, bytes]) -> Topic:
         settings = self._settings
+        layout = read_layout(name, found["partitions"], found.get("layout"))
         try:
             return Topic(
                 name=name,
-                partitions=int(found["partitions"]),
+                partitions=layout.normal.count,
+                layout=layout,
                 max_length=int(found.get("max_length", settings.max_length)),
                 on_full="trim" if found.get("on_full", settings.on_full) in ("trim", b"trim") else "reject",
                 retention_age=timedelta(milliseconds=int(found.get("retention_age_ms", to_ms(settings.retention_age)))),

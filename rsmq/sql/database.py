@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rsmq.errors import BrokerUnavailable, ConfigError
-from rsmq.sql.tables import DATABASE, OLD_LAYOUT, metadata, read_url, readable_url
+from rsmq.sql.tables import DATABASE, NEW_COLUMNS, OLD_LAYOUT, metadata, read_url, readable_url
 
 T = TypeVar("T")
 
@@ -121,6 +121,7 @@ def missing_table(text: str) -> ConfigError | None:
     text = text.lower()
     is_missing = any(part in text for part in ("no such table", "does not exist", "doesn't exist"))
     name = next((name for name in metadata.tables if name in text), None)
-    if "deployment" in text.partition("\n")[0] and "column" in text:  # the lines after it may have the statement
-        return ConfigError(OLD_LAYOUT.format(name or "of rsmq"))
+    first = text.partition("\n")[0]  # the lines after it may have the statement
+    if "column" in text and (missing := next((each for each in NEW_COLUMNS if each in first), None)):
+        return ConfigError(OLD_LAYOUT.format(name or "of rsmq", missing))
     return ConfigError(f"the database has no table {name}: {INIT}") if is_missing and name else None

@@ -19,6 +19,7 @@ from rsmq.handler.service import OnRow
 from rsmq.model.clock import now_ms
 from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
+from rsmq.model.layout import checked_band
 from rsmq.model.message import encode_payload, write_headers
 from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, check_size, due_time, refuse_unknown
 from rsmq.model.settings import Settings
@@ -124,6 +125,7 @@ class RelayedOutbox:
         headers: Mapping[str, str] | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        band: str | None = None,
     ) -> dict[str, Any]:
         """A checked message as the row of the table, for code that inserts it in another way."""
         data, kind = encode_payload(payload)
@@ -138,6 +140,7 @@ class RelayedOutbox:
             "type": kind,
             "payload": data,
             "headers": write_headers(headers).decode() if headers else None,
+            "band": None if band is None else checked_band(band),
             "due_ms": due_ms(delay, at),
         }
         self._on_row(row)

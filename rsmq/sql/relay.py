@@ -17,6 +17,7 @@ from sqlalchemy.types import NullType
 
 from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized
 from rsmq.model.keys import check_name
+from rsmq.model.layout import Block
 from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
 from rsmq.model.own_tasks import own_tasks
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
@@ -51,7 +52,7 @@ TopicPartition = tuple[str, int]
 DELETE_ANY: Final = delete(OUTBOX).where(OUTBOX.c.seq == any_(bindparam("seqs", type_=ARRAY(BigInteger))))
 
 
-COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "due_ms")
+COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "band", "due_ms")
 PAYLOAD: Final = COLUMNS.index("payload")
 WAITING: Final = select(*(type_coerce(OUTBOX.c[name], NullType) for name in COLUMNS)).where(OUTBOX.c.error.is_(None))
 """As the driver has read them: what another program has written into SQLite may be of any type."""
@@ -212,7 +213,7 @@ class OutboxRelay:
     ) -> tuple[dict[TopicPartition, RelayBatch], list[tuple[int, str]]]:
         """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
         batches, refused, topics = dict[TopicPartition, RelayBatch](), list[tuple[int, str]](), dict[str, Topic]()
-        for seq, row_id, name, key, kind, payload, headers, due_ms in rows:
+        for seq, row_id, name, key, kind, payload, headers, band, due_ms in rows:
             try:
                 own = id_of(row_id)
                 topic = topics.get(name)
@@ -220,10 +221,10 @@ class OutboxRelay:
                     topic = topics[name] = await self._topic(name)
                 message_id = str(own)
                 fields = fields_of(message_id, key, kind, payload, headers)
+                partition = name, (await self._block(topic, band)).partition_for(message_id if key is None else key)
             except (ConfigError, MessageError, ValueError) as error:
                 refused.append((seq, str(error)))
                 continue
-            partition = name, topic.open_block().partition_for(message_id if key is None else key)
             batch = batches.get(partition)
             if batch is None:
                 names = [part(*partition) for part in (self._context.keys.stream, self._context.keys.delayed)]
@@ -233,6 +234,12 @@ class OutboxRelay:
             due = "" if due_ms is None else due_ms
             batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields]))
         return batches, refused
+
+    async def _block(self, topic: Topic, band: str | None) -> Block:
+        """The partitions of a row. Raises ConfigError for a band that the topic does not have, read again."""
+        if band is not None and band not in topic.layout.bands:
+            topic = await self._context.topics.find(topic.name) or topic
+        return topic.open_block(band)
 
     async def _topic(self, name: str) -> Topic:
         check_name("topic", name)

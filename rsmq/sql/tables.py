@@ -57,6 +57,7 @@ OUTBOX: Final = Table(
     Column("type", String(255), nullable=False, server_default="application/json"),
     Column("payload", LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb"), nullable=False),
     Column("headers", Text),
+    Column("band", String(32)),
     Column("due_ms", BigInteger),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
     Column("error", Text),
@@ -64,7 +65,7 @@ OUTBOX: Final = Table(
     sqlite_autoincrement=True,
 )
 """Messages to publish, oldest first. The names are those of Debezium's outbox event router: `aggregatetype` is the
-topic, `aggregateid` the key, `type` the content type. `deployment`: the prefix of the
+topic, `aggregateid` the key, `type` the content type. `band`: NULL is `normal`. `deployment`: the prefix of the
 workers that relay it. `error`: why the relay cannot publish the row, and leaves it."""
 
 HANDLED: Final = Table(
@@ -106,8 +107,10 @@ DATABASE: Final = Table(
 """Who relays is agreed under this id: a database may have several addresses, and a server several databases."""
 
 
+NEW_COLUMNS: Final = ("deployment", "band")
+"""Columns that tables of an older version lack."""
 OLD_LAYOUT: Final = (
-    "the table {} was made by an older version of rsmq: it has no column deployment. Let the workers relay and settle "
+    "the table {} was made by an older version of rsmq: it has no column {}. Let the workers relay and settle "
     "what waits, stop them, drop the tables rsmq_handled, rsmq_fence and rsmq_outbox, and create them with `rsmq sql "
     "init URL`"
 )
@@ -118,8 +121,9 @@ def create_tables(connection: Connection) -> list[str]:
     there = set(connection.dialect.get_table_names(connection))
     for name in (HANDLED.name, FENCE.name, OUTBOX.name):
         columns = connection.dialect.get_columns(connection, name) if name in there else ()
-        if columns and "deployment" not in {each["name"] for each in columns}:
-            raise ConfigError(OLD_LAYOUT.format(name))
+        wanted = {"deployment", "band"} if name == OUTBOX.name else {"deployment"}
+        if columns and (missing := sorted(wanted - {each["name"] for each in columns})):
+            raise ConfigError(OLD_LAYOUT.format(name, " and ".join(missing)))
     metadata.create_all(connection, checkfirst=True)
     return [name for name in metadata.tables if name not in there]
 

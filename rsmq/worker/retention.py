@@ -72,6 +72,9 @@ class Retention:
                 removed += await self._attempt(f"{name}.{partition}", self.trim(topic, partition)) or 0
                 await self._attempt(f"{name}.{partition} names", self.forget_names(name, partition))
         for consumer in self._consumers:
+            known, own = found.get(consumer.topic.name), consumer.topic.layout
+            if own.has_bands if known is None else known.layout.stored != own.stored:
+                await self._attempt(f"{consumer.topic.name} bands", consumer.follow(known))
             topic, group = consumer.topic, consumer.handler.group
             for partition in [*consumer.lanes]:
                 name, gone = f"{topic.name}.{partition}/{group}", self.remove_dead

@@ -149,7 +149,9 @@ class Scheduler:
 
     async def _partition_of(self, schedule: Schedule) -> tuple[Topic, int]:
         topic = await self._topics.lookup(schedule.topic)
-        return topic, topic.open_block().partition_for(schedule.name if schedule.key is None else schedule.key)
+        return topic, topic.open_block(schedule.band).partition_for(
+            schedule.name if schedule.key is None else schedule.key
+        )
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self._schedules)} schedules, leads {sorted(self._led)}>"

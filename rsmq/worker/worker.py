@@ -30,8 +30,9 @@ from rsmq.redis.client.connector import Client, Connector, retrying
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.server_context import ServerContext
 from rsmq.redis.streams import ensure_groups, join_group, start_id
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Declaration, Topic, Topics
 from rsmq.worker.auditor import Auditor
+from rsmq.worker.band_opener import BandOpener
 from rsmq.worker.delayed_poller import DelayedPoller
 from rsmq.worker.eviction_monitor import EvictionMonitor
 from rsmq.worker.retention import Retention
@@ -65,6 +66,7 @@ class Worker:
         schedules: Sequence[Schedule] = (),
         services: Sequence[Service] = (),
         max_messages: int | None = None,
+        declared: Callable[[str], Declaration] = lambda _: Declaration(),
     ) -> None:
         if not (handlers or schedules or services):
             raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")
@@ -80,7 +82,7 @@ class Worker:
         self._handlers = handlers
         self._middlewares = middlewares
         self._lifespans = lifespans
-        self._topics = Topics(client, keys, self._settings)
+        self._topics = Topics(client, keys, self._settings, declared)
         self._scheduler = Scheduler(client, keys, self._settings, self._topics, self.member, schedules)
         about = ServerContext(client, keys, self._settings, self._topics, self.member)
         self._services = Services(services, about)
@@ -157,6 +159,7 @@ class Worker:
             EvictionMonitor(client).run,
             Auditor(client, keys, self._topics, self.consumers).run,
             StrayMover(client, keys, self._topics, self.consumers).run,
+            BandOpener(self._topics, self.consumers).run,
             self._monitor_leases,
             *(() if self._max_messages is None else (partial(self._count_messages, self._max_messages),)),
         ]

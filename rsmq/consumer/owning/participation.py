@@ -119,6 +119,7 @@ class Participation:
             "concurrency": handler.concurrency,
             "lease_ttl_ms": to_ms(self._context.settings.lease_ttl),
             "ordering": handler.ordering,
+            "layout": self._context.topic.layout.version,
             "gc_every": gc.get_threshold()[0] if gc.isenabled() else 0,
         }
         refresh = self._membership.refresh

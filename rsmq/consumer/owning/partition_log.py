@@ -14,18 +14,18 @@ log = logging.getLogger("rsmq.consumer")
 class PartitionLog:
     """Logs which partitions a member reads, as soon as they have settled: a rebalance opens and drops many lanes."""
 
-    def __init__(self, name: str, partitions: int) -> None:
-        self._name, self._partitions = name, partitions
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._logged = frozenset[int]()
         self._last = frozenset[int]()
 
-    def note(self, held: Collection[int], assigned: Collection[int]) -> None:
-        """The state after one turn of the rebalancer. What still changes is logged in a later turn."""
+    def note(self, held: Collection[int], assigned: Collection[int], partitions: int) -> None:
+        """The state after one turn of the rebalancer, of so many partitions. What still changes is logged later."""
         now = frozenset(held)
         is_settled = now == frozenset(assigned) or now == self._last
         self._last = now
         if is_settled and now != self._logged:
-            log.info("%s", describe(self._name, self._partitions, self._logged, now))
+            log.info("%s", describe(self._name, partitions, self._logged, now))
             self._logged = now
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ class Rebalancer:
         self._context = context
         self._settings = context.settings
         self._lanes = context.lanes
-        self._topic = context.topic
+        self._name = context.topic.name
         self._group = context.handler.group
         self._member = context.member
         self._fetchers, self._lifecycle = fetchers, lifecycle
@@ -64,7 +64,7 @@ class Rebalancer:
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
         self._newer = dict[int, int]()  # epochs that a service's database knows of these partitions
         self._throttled = ThrottledLog(log)
-        self._partition_log = PartitionLog(context.name, context.topic.partitions)
+        self._partition_log = PartitionLog(context.name)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Follow the membership until cancelled."""
@@ -84,19 +84,25 @@ class Rebalancer:
                         self._leaving.add(partition)
                         tasks.start_soon(self._hand_over, lane)
                 is_settled = assigned == self._lanes.keys()
-                self._partition_log.note(self._lanes.keys(), assigned)
+                self._partition_log.note(self._lanes.keys(), assigned, len(self._context.topic.numbers))
                 await self._membership.wait(SETTLED_SECONDS if is_settled else tick, seen)
 
     def _assigned(self) -> set[int]:
+        """The partitions of all bands that belong together have one owner."""
         if not self._membership.is_member:
             return set()
-        owners = assign(self._topic.partitions, self._owners(), self._context.name)
-        return {partition for partition, owner in owners.items() if owner == self._member}
+        topic = self._context.topic
+        owners = assign(topic.partitions, self._owners(), self._context.name)
+        own = [partition for partition, owner in owners.items() if owner == self._member]
+        return set(topic.layout.owned_with(own))
 
     def _owners(self) -> Sequence[str]:
-        """The live members that may own partitions: with a limit over the group, those that may run a call."""
-        live, limit = self._membership.live, self._context.handler.most_calls
-        if limit is None or limit >= len(live):
+        """The live members that may own partitions: with a limit over the group, those that may run calls."""
+        live, handler = self._membership.live, self._context.handler
+        if handler.most_calls is None:
+            return live
+        limit = handler.most_calls - handler.bands.reserved
+        if limit >= len(live):
             return live
         return [member for member, calls in call_quotas(limit, live, self._context.name).items() if calls]
 
@@ -138,14 +144,14 @@ class Rebalancer:
 
     async def _take(self, partition: int, reader: str) -> bool:
         """Ask for a lease. True: it was granted, and its lane is open."""
-        topic, group, absences = self._topic.name, self._group, self._heartbeat.absences
+        topic, group, absences = self._name, self._group, self._heartbeat.absences
         if self._heartbeat.is_absent:
             return False
         self._unsure.add(partition)
         above, absent = self._newer.get(partition, 0), self._membership.absent
         lease = await self._leases.take(topic, partition, group, reader=reader, absent=absent, above=above)
         if lease is not None:
-            lane = Lane(self._context.keys, topic, partition, group, lease)
+            lane = self._context.lane(partition, lease)
             await self._lifecycle.restore_rate(lane)
         self._unsure.discard(partition)
         if lease is not None:
@@ -162,7 +168,7 @@ class Rebalancer:
             if await self._lifecycle.quiesce(lane, self._settings.lease_ttl.total_seconds()):
                 await self._lifecycle.leave_rate(lane)
                 await self._release(lane)
-                await announce(self._context.client, self._context.keys, self._topic.name, self._group)
+                await announce(self._context.client, self._context.keys, self._name, self._group)
             elif lane.lease.is_held():
                 await self._lifecycle.resume(lane)
         except BrokerError as error:

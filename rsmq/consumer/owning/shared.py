@@ -12,7 +12,6 @@ from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.reading.reclaimer import Reclaimer
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError
 from rsmq.heartbeat.heartbeat import Heartbeat, InFlightMessages
 from rsmq.heartbeat.lease import Lease
@@ -85,7 +84,7 @@ class SharedDistribution:
                 continue  # the others would adopt what it reads
             deadline = monotonic() + self._lease_seconds - self._settings._lease_margin.total_seconds()
             lease = Lease.shared(topic.name, group, partition, self._context.member, deadline)
-            lane = Lane(self._context.keys, topic.name, partition, group, lease)
+            lane = self._context.lane(partition, lease)
             self._lifecycle.begin(lane)
             self._heartbeat.touch(
                 InFlightMessages(
@@ -105,7 +104,7 @@ class SharedDistribution:
         for lane in list(self._lanes.values()):
             if not source:
                 self._lifecycle.begin(lane)  # a dead member may have left outputs in the out-stream
-            room = self._settings.prefetch - self._runner.queue.in_flight
+            room = self._settings.prefetch - self._runner.queue.load(self._lanes.values(), lane.band)[0]
             if room <= 0 or lane.is_ahead:
                 is_all = False
             elif lane.lease.is_held():

@@ -20,6 +20,7 @@ from rsmq.consumer.waiting.raw_entries import make_messages
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, NotPermitted, SlotMoving
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, monotonic, to_ms
+from rsmq.model.layout import NORMAL
 from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
@@ -47,10 +48,10 @@ FIRST_SIZE: Final = 4096
 
 
 class Fetcher:
-    """Owns a blocking connection, and alone moves the read position of its lanes: all of them, or one `partition`.
+    """Owns a blocking connection, and alone moves the read position of its lanes: those of a band, or one `partition`.
 
     After a broken connection every lane takes over its own pending messages again: a reply may have been lost, with
-    entries that the server believes to have delivered. All fetchers share the prefetch bound.
+    entries that the server believes to have delivered. The fetchers of a band share its prefetch bound.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Fetcher:
         settler: Settler,
         reclaimer: Reclaimer,
         partition: int | None = None,
+        band: str = NORMAL,
     ) -> None:
+        self.band = band
         self._context = context
         self._client = context.client
         self._settings = context.settings
@@ -95,8 +98,17 @@ class Fetcher:
 
     def _own_lanes(self) -> list[Lane]:
         if self._partition is None:
-            return list(self._lanes.values())
+            return self._band_lanes()
         return [self._lanes[self._partition]] if self._partition in self._lanes else []
+
+    def _band_lanes(self) -> list[Lane]:
+        """All lanes of the band: they share its prefetch bound."""
+        lanes = list(self._lanes.values())
+        return [lane for lane in lanes if lane.band == self.band] if self._has_bands else lanes
+
+    @property
+    def _has_bands(self) -> bool:
+        return self._context.topic.layout.has_bands
 
     @property
     def reader(self) -> str:
@@ -164,7 +176,7 @@ class Fetcher:
         """After FLUSHALL or DEL, make topic and groups again. From the start: that may repeat but cannot lose."""
         context, topic = self._context, self._context.topic
         try:
-            await Topics(self._client, context.keys, self._settings).ensure(topic.name, topic.partitions)
+            await Topics.knowing(self._client, context.keys, self._settings, topic).ensure(topic.name, topic.partitions)
             await ensure_groups(self._client, context.keys, topic, self._group, "0")
         except BrokerError as error:
             log.warning("cannot make the group %s again: %s", self._group, error)
@@ -251,34 +263,35 @@ class Fetcher:
     async def _cycle(self) -> None:
         """Take over, or read; handle what came while the next read is on its way."""
         self._changed.clear()
-        room, is_ahead = self._room()
+        in_flight, blocked = self._queue.load(self._lanes.values(), self.band)
+        room, is_ahead = self._room(in_flight, blocked)
         own = self._own_lanes()
         if self.is_paused or not own:
             await self._wait_for_change(0.25)
-        elif room <= 0 or (room <= self._settings.prefetch // 4 and self._queue.in_flight > 0 and not is_ahead):
+        elif room <= 0 or (room <= self._settings.prefetch // 4 and in_flight > 0 and not is_ahead):
             self._full.clear()
             await self._runner.wake()
             with anyio.move_on_after(0.25):
-                await self._runner.wait_for_space(self._settings.prefetch // 2)
+                await self._runner.wait_for_space(self._settings.prefetch // 2 + self._queue.in_flight - in_flight)
             self._finish_cycle()
         else:
             await self._recover(own)
             lanes = [lane for lane in self._own_lanes() if lane.is_readable and lane.lease.is_held()]
             lanes = [lane for lane in lanes if self._queue.has_room(lane, self._lanes.values())]
-            if lanes and self._queue.blocked < 10 * self._settings.prefetch:
+            if lanes and blocked < 10 * self._settings.prefetch:
                 await self._read(lanes, self._aim(room), is_ahead=is_ahead)
             else:
                 await self._runner.wake()
                 await self._wait_for_change(0.05 if self._is_recovering() else 0.25)
 
-    def _room(self) -> tuple[int, bool]:
+    def _room(self, in_flight: int, blocked: int) -> tuple[int, bool]:
         """How many messages to read, and whether only the ids are kept of those that wait behind their keys."""
-        prefetch, in_flight, ahead = self._settings.prefetch, self._queue.in_flight, self._queue.room_ahead
+        prefetch, ahead = self._settings.prefetch, self._queue.room_ahead
         if self._queue.always_reads_ahead:
             return max(ahead, prefetch - in_flight), True
         if ahead and prefetch - in_flight <= prefetch // 4:
             return ahead, True
-        return prefetch - in_flight, self._queue.blocked >= prefetch
+        return prefetch - in_flight, blocked >= prefetch
 
     def _is_recovering(self) -> bool:
         return any(lane.is_recovering for lane in self._own_lanes())
@@ -291,7 +304,7 @@ class Fetcher:
     async def _recover(self, lanes: list[Lane]) -> None:
         is_early = self._queue.in_flight <= FEW
         for lane in lanes:
-            room, is_ahead = self._room()
+            room, is_ahead = self._room(*self._queue.load(self._lanes.values(), self.band))
             may_claim = lane.is_recovering and self._queue.has_room(lane, self._lanes.values())
             if may_claim and lane.lease.is_held() and room > 0:
                 await self._reclaimer.claim_page(lane, self.reader, room, is_ahead=is_ahead)
@@ -328,7 +341,7 @@ class Fetcher:
     async def _read(self, lanes: list[Lane], aim: int, *, is_ahead: bool = False) -> None:
         lanes = self._in_turn(lanes, aim)
         share = max(1, aim // (len(lanes) * self._reader_count))
-        batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
+        batches = self._settler.take(self._own_lanes() if self._client.is_cluster or self._has_bands else None)
         commands = [self._settler.packed(batch) for batch in batches]
         commands += (self._read_command(lanes, share), self._reclaimer.cancellations.question(lanes))
         self._read_by = self._connection.name

@@ -1,10 +1,11 @@
-"""The fetchers of one consumer: one on a single server, one for each partition on a cluster, because a blocking read
-cannot name streams of different slots."""
+"""The fetchers of one consumer: one for each band on a single server, so that a full band does not stop the others; one
+for each partition on a cluster, because a blocking read cannot name streams of different slots."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from itertools import cycle
 
 import anyio
@@ -37,8 +38,8 @@ class Fetchers:
         self._settler = settler
         self._reclaimer = reclaimer
         self._is_split = context.client.is_cluster
-        self._fetchers: dict[int | None, Fetcher] = {}
-        self._scopes: dict[int | None, anyio.CancelScope] = {}
+        self._fetchers: dict[int | str, Fetcher] = {}
+        self._scopes: dict[int | str, anyio.CancelScope] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         self.is_paused = False
 
@@ -54,13 +55,13 @@ class Fetchers:
             if not self._is_split:
                 self._fetcher(0)
             task_status.started()
-            idle = set[int | None]()
+            idle = set[int | str]()
             while True:
                 await anyio.sleep(REAP_SECONDS)
                 if self._is_split:
                     idle = self._reap(idle)
 
-    def _reap(self, idle: set[int | None]) -> set[int | None]:
+    def _reap(self, idle: set[int | str]) -> set[int | str]:
         """End the fetchers that were idle the last time, too; returns those that are idle now."""
         free = {partition for partition, fetcher in self._fetchers.items() if not fetcher.is_read_late}
         without = free - self._lanes.keys()
@@ -71,11 +72,12 @@ class Fetchers:
         return without - idle
 
     def _fetcher(self, partition: int) -> Fetcher:
-        key = partition if self._is_split else None
+        key = self._key(partition)
         fetcher = self._fetchers.get(key)
         if fetcher is None:
             assert self._tasks is not None, "a fetcher is needed before `run`"
-            fetcher = Fetcher(self._context, self._runner, self._settler, self._reclaimer, key)
+            band, only = self._context.topic.layout.band_of(partition), partition if self._is_split else None
+            fetcher = Fetcher(self._context, self._runner, self._settler, self._reclaimer, only, band)
             fetcher.pause(self.is_paused)
             self._fetchers[key] = fetcher
             self._share_room()
@@ -83,9 +85,15 @@ class Fetchers:
             self._tasks.start_soon(self._serve, fetcher, scope)
         return fetcher
 
+    def _key(self, partition: int) -> int | str:
+        """The name of the fetcher that reads a partition: on a single server its band."""
+        return partition if self._is_split else self._context.topic.layout.band_of(partition)
+
     def _share_room(self) -> None:
+        """Those of one band share its prefetch bound."""
+        counts = Counter(fetcher.band for fetcher in self._fetchers.values())
         for fetcher in self._fetchers.values():
-            fetcher.share(len(self._fetchers))
+            fetcher.share(counts[fetcher.band])
 
     async def _serve(self, fetcher: Fetcher, scope: anyio.CancelScope) -> None:
         with scope:
@@ -116,7 +124,7 @@ class Fetchers:
     async def wait_until_reading(self) -> None:
         """Until a reading connection is open and has been allowed to read. On a cluster each partition has one of its
         own, which is opened before its lease is taken; here it is asked of the first node that answers."""
-        partitions = range(self._context.topic.partitions) if self._is_split else (0,)
+        partitions = self._context.topic.numbers if self._is_split else (0,)
         for partition in cycle(partitions):
             with anyio.move_on_after(FIRST_SECONDS):
                 await self.wait_for_reader(partition)
@@ -160,7 +168,7 @@ class Fetchers:
 
     async def exclude(self, partition: int | None = None) -> None:
         """Wait until no read written before this call is on its way, of one partition or at all."""
-        fetchers = [fetcher for key, fetcher in self._fetchers.items() if partition is None or key in (None, partition)]
+        fetchers = [each for key, each in self._fetchers.items() if partition is None or key == self._key(partition)]
         await asyncio.gather(*(fetcher.exclude() for fetcher in fetchers))
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ class RetryPoller:
     async def _poll(self) -> None:
         now = monotonic()
         for lane in list(self._lanes.values()):
-            room = self._settings.prefetch - self._queue.in_flight
+            room = self._settings.prefetch - self._queue.load(self._lanes.values(), lane.band)[0]
             if lane.recovery.retry_at <= now and lane.is_readable and lane.lease.is_held() and room > 0:
                 await self._reclaimer.unpark(lane, room)
                 if not lane.epoch:

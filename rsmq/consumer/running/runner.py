@@ -172,7 +172,9 @@ class Runner(Pool):
                     await self._let_others_run()
             if queue.group_limit is not None:
                 queue.group_limit.leave()
-            await self._sleep()
+            if ready is queue.ready:
+                await self._sleep()
+            ready, take = queue.ready, queue.taker()  # the topic may have got bands
 
     def _run_raw(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Message | None, Awaitable[Any] | None]:
         """Handle raw entries. Returns the message whose call suspends or fails, with the rest of that call, or a

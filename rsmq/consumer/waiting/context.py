@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.handler.handler import Handler
+from rsmq.heartbeat.lease import Lease
 from rsmq.model.clock import ServerClock
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
@@ -15,14 +16,14 @@ from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topic
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ConsumerContext:
     """One member that serves one handler, and the state that its roles work on.
 
-    `producer` encodes the outputs of handlers. `lanes` are the partitions that the member has now, by number. `stats`
-    counts what happened: settled, cancelled, retried, buried, expired, redelivered, handed_back, refused, not_pending,
-    lost_body, restored, deleted, reads; and of leases: taken, released, lost. `clock` is the server's, as the
-    membership reads it.
+    `topic` is followed: its bands may change while the member runs. `producer` encodes the outputs of handlers. `lanes`
+    are the partitions that the member has now, by number. `stats` counts what happened: settled, cancelled, retried,
+    buried, expired, redelivered, handed_back, refused, not_pending, lost_body, restored, deleted, reads; and of leases:
+    taken, released, lost. `clock` is the server's, as the membership reads it.
     """
 
     client: Client
@@ -35,6 +36,15 @@ class ConsumerContext:
     stats: Counter[str] = field(default_factory=Counter)
     producer: Producer | None = None
     clock: ServerClock = field(default_factory=ServerClock)
+
+    def follow(self, topic: Topic) -> None:
+        """The topic has changed."""
+        self.topic = topic
+
+    def lane(self, partition: int, lease: Lease) -> Lane:
+        """The lane of a partition that is read under this lease."""
+        topic, group = self.topic, self.handler.group
+        return Lane(self.keys, topic.name, partition, group, lease, topic.layout.band_of(partition))
 
     @property
     def name(self) -> str:

@@ -292,6 +292,12 @@ class Flows:
         and what a call for bodies on its way asks for."""
         return [*self.aside, *[entry_id for entry_id in self._asked if self.is_first(entry_id)]]
 
+    @property
+    def blocked(self) -> int:
+        """How many messages in memory wait for a retry or a rate, with those behind their keys."""
+        names = [*self.parked, *self.held]
+        return len(names) + sum(self.behind(name) for name in names if isinstance(name, bytes))
+
     def far_behind(self, keys: Iterable[bytes | str]) -> int:
         """How many wait as ids behind some keys. May be called from any thread."""
         flows = [self.waiting.get(key) for key in list(keys) if isinstance(key, bytes)]

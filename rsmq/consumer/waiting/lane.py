@@ -12,6 +12,7 @@ from rsmq.consumer.waiting.recovery import Recovery
 from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.keys import Keys
+from rsmq.model.layout import NORMAL
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.stream_id import parse_stream_id
@@ -33,15 +34,16 @@ class Lane:
     """
 
     __slots__ = (
-        "_collect", "asking", "cancelled_key", "cancels", "cancels_key", "deployment", "dlq_key", "done", "errors_key",
-        "flows", "group", "in_flight", "is_quiet", "lease", "lease_key", "max_attempts", "outgoing", "partition",
-        "recovery", "retry_key", "settling", "stream", "topic", "windows",
+        "_collect", "asking", "band", "cancelled_key", "cancels", "cancels_key", "deployment", "dlq_key", "done",
+        "errors_key", "flows", "group", "in_flight", "is_quiet", "lease", "lease_key", "max_attempts", "outgoing",
+        "partition", "recovery", "retry_key", "settling", "stream", "topic", "windows",
     )  # fmt: skip
 
-    def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
+    def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease, band: str = NORMAL) -> None:
         self.deployment = keys.prefix  # what the marks in a service's database belong to
         self.topic = topic
         self.partition = partition
+        self.band = band
         self.group = group
         self.lease = lease
         self.stream = keys.stream(topic, partition)
@@ -152,6 +154,13 @@ class Lane:
     def undecided(self) -> set[bytes]:
         """The ids that must be pending in the server: fetched, and not being settled, as far as we know."""
         return self.in_flight.difference(self.done, self.asking, *self.settling)
+
+    @property
+    def startable(self) -> int:
+        """How many of its messages are in memory and count against the prefetch bound of its band: all but those that
+        wait for a retry or a rate, with what is behind them."""
+        settled = len(self.done) + sum(map(len, self.settling))
+        return len(self.in_flight) - settled - self.flows.blocked
 
     def forget(self, ids: Collection[bytes]) -> None:
         """These are settled, or another member's."""

@@ -15,7 +15,9 @@ from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
 from rsmq.consumer.waiting.named_flows import FlowName
 from rsmq.consumer.waiting.raw_entries import RawEntries
+from rsmq.consumer.waiting.ready_bands import ReadyBands, TurnsOfBands
 from rsmq.consumer.waiting.turns import Turns
+from rsmq.handler.bands import BandRules
 from rsmq.model.message import Message, RawEntry
 from rsmq.model.work import Work
 
@@ -48,7 +50,9 @@ class Queue:
         self._memory = 0
         self._on_thin: Callable[[], None] = lambda: None
         self._names: FlowNames | None = None
-        self._turns: Turns | None = None
+        self._turns: Turns | TurnsOfBands | None = None
+        self.bands: ReadyBands | None = None
+        """What is ready, if the topic has bands."""
         self._held_names: Counter[FlowName] = Counter()
         self._weights = 0.0  # of all named flows of all lanes
         self._suspects: deque[Message] = deque()
@@ -146,6 +150,32 @@ class Queue:
         self.in_flight += len(entries)
         lane.flows.count_raw(1)
         return True
+
+    # -- bands ----------------------------------------------------------------------------------------------------
+
+    def serve_bands(self, order: Sequence[str], rules: BandRules, now_ms: Callable[[], int]) -> ReadyBands:
+        """The topic has these bands. Tasks that hold the deque of before find it empty. Tenants take turns in each."""
+        names, turns = self._names, self._turns
+        if names is None or turns is None:
+            bands = ReadyBands(order, rules, now_ms)
+        else:
+            bands = ReadyBands(order, rules, now_ms, lambda: cast("deque[Any]", Turns(names.of, names.weight)))
+            self._turns = TurnsOfBands(bands, turns)
+        bands.extend(list(self.ready))
+        self.ready.clear()
+        self.bands = bands
+        self.ready = cast("deque[Any]", bands)  # it looks like one
+        return bands
+
+    def load(self, lanes: Iterable[Lane], band: str) -> tuple[int, int]:
+        """What counts against the prefetch bound of a band, and what waits for a retry or a rate. `lanes`: all of them.
+
+        Each band has a bound of its own: a full one must not keep the others from being read.
+        """
+        if self.bands is None:
+            return self.in_flight, self.blocked
+        own = [lane for lane in lanes if lane.band == band]
+        return sum(lane.startable for lane in own), sum(lane.flows.blocked for lane in own)
 
     # -- read ahead -----------------------------------------------------------------------------------------------
 

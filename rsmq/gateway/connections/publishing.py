@@ -59,9 +59,9 @@ class ClientPublishing:
         if message.qos == 0:
             self._publish_unacknowledged(message, route)
         elif message.qos == 2:
-            self._publish_once(message, route.topic)
+            self._publish_once(message, route.target)
         else:
-            target = context.rules.routes.target_of(route.topic)
+            target = context.rules.routes.target_of(route.target)
             context.ingest.store(message, publisher.client_id, target, publisher)
 
     def _publish_unacknowledged(self, message: Publish, route: Route) -> None:
@@ -77,7 +77,7 @@ class ClientPublishing:
             is_written = False
         if is_stored:
             if is_written:
-                target = context.rules.routes.target_of(route.topic)
+                target = context.rules.routes.target_of(route.target)
                 context.ingest.store(message, publisher.client_id, target, publisher)
             return
         published = from_packet(message, publisher.client_id)
@@ -85,7 +85,7 @@ class ClientPublishing:
             context.ingest.retain_unstored(published, publisher)
         context.unstored.publish(published)
 
-    def _publish_once(self, message: Publish, topic: str) -> None:
+    def _publish_once(self, message: Publish, name: str) -> None:
         """A message of QoS 2. Its token is noted first, so that a repetition is stored under the same one."""
         assert message.pending is not None
         received, packet_id = self._received, message.packet_id
@@ -94,7 +94,7 @@ class ClientPublishing:
             self._publisher.confirm(message.pending)
             return
         size = size_of(message)
-        value = known or f"{topic}:{self._context.ingest.next_token()}"
+        value = known or f"{name}:{self._context.ingest.next_token()}"
         target = self._context.rules.routes.target_of(value.partition(":")[0])
 
         def stored(reason: int) -> None:
@@ -170,5 +170,5 @@ class WillPublisher:
         self._counts["wills published"] += 1
         sink, route = ConfirmedWithoutConnection(), self._rules.routes.find(message.topic)
         message.pending = PendingAck(PUBACK, [])
-        self._ingest.store(message, client, self._rules.routes.target_of(route.topic), sink, token)
+        self._ingest.store(message, client, self._rules.routes.target_of(route.target), sink, token)
         await sink.done

@@ -10,6 +10,7 @@ from rsmq.errors import ConfigError
 from rsmq.gateway.protocol.packet import LONGEST_NAME
 from rsmq.gateway.protocol.topic_filter import is_valid_filter, matches
 from rsmq.model.keys import check_name
+from rsmq.model.layout import checked_band
 from rsmq.redis.topics import Topic, Topics
 
 DEFAULT_TOPIC: Final = "mqtt"
@@ -18,7 +19,7 @@ MOST_CACHED: Final = 50_000
 
 @dataclass(slots=True)
 class Route:
-    """Messages that a topic filter matches are stored in `topic`.
+    """Messages that a topic filter matches are stored in `topic`, in a band of it if one is named.
 
     `has_subscribers`: whether MQTT clients that have subscribed get it, too. `is_explicit`: the user has named it, so
     that also messages of QoS 0 are stored.
@@ -28,6 +29,12 @@ class Route:
     topic: str
     has_subscribers: bool = True
     is_explicit: bool = True
+    band: str | None = None
+
+    @property
+    def target(self) -> str:
+        """The name of where they are stored: the topic, or `topic@band`."""
+        return self.topic if self.band is None else f"{self.topic}@{self.band}"
 
 
 class Routes:
@@ -38,15 +45,17 @@ class Routes:
         self._by_name: dict[str, Route] = {}
         self._targets: dict[str, Topic] = {}
 
-    def add(self, pattern: str, topic: str, *, subscribers: bool = True) -> None:
+    def add(self, pattern: str, topic: str, *, subscribers: bool = True, band: str | None = None) -> None:
         """Add a route behind those that were added before."""
         if not isinstance(pattern, str) or not is_valid_filter(pattern):
             raise ConfigError(f"route {pattern!r} is no topic filter: use text such as sensors/+/temperature")
         check_name("topic", topic)
+        if band is not None:
+            checked_band(band)
         for each in self._routes:
             if each.topic == topic and each.has_subscribers is not subscribers:
                 raise ConfigError(f"the routes to topic {topic!r} disagree about subscribers")
-        self._routes.insert(len(self._routes) - 1, Route(pattern, topic, subscribers))
+        self._routes.insert(len(self._routes) - 1, Route(pattern, topic, subscribers, band=band))
         self._by_name.clear()
 
     def find(self, name: str) -> Route:
@@ -64,11 +73,14 @@ class Routes:
     async def look_up(self, topics: Topics) -> None:
         """Look up the topics, which creates those that do not exist."""
         for route in self._routes:
-            self._targets[route.topic] = await topics.lookup(route.topic)
+            topic = await topics.lookup(route.topic)
+            self._targets[route.topic] = topic
+            if route.band is not None:
+                self._targets[route.target] = topic.in_band(route.band)
 
-    def target_of(self, topic: str) -> Topic:
-        """The topic with its partitions, also of a route that another gateway has."""
-        return self._targets[topic]
+    def target_of(self, target: str) -> Topic:
+        """The topic with the partitions of a target. A band that no route of this gateway has any more is `normal`."""
+        return self._targets.get(target) or self._targets[target.partition("@")[0]]
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self._routes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from rsmq.model.keys import Keys
-from rsmq.model.layout import single
+from rsmq.model.layout import read_layout
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of
 
@@ -20,9 +20,9 @@ async def foreign_keys(client: Client, keys: Keys) -> list[str]:
     topics = [name.decode() for name in await client.execute_command("SMEMBERS", keys.topics)]
     found |= await wrong_types(client, {keys.topic(topic): "hash" for topic in topics})
     topics = [topic for topic in topics if keys.topic(topic) not in found]
-    sizes = await ask_all(client, [("HGET", keys.topic(topic), "partitions") for topic in topics])
-    for topic, size in zip(topics, sizes, strict=True):
-        partitions = single(int(size or 0)).numbers
+    sizes = await ask_all(client, [("HMGET", keys.topic(topic), "partitions", "layout") for topic in topics])
+    for topic, (size, layout) in zip(topics, sizes, strict=True):
+        partitions = read_layout(topic, size, layout).numbers if size else ()
         found |= await wrong_types(client, of_partitions(keys, topic, partitions))
         streams = [stream for number in partitions if (stream := keys.stream(topic, number)) not in found]
         groups = sorted({row["name"].decode() for stream in streams for row in await groups_of(client, stream)})

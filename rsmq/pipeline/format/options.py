@@ -18,6 +18,7 @@ from urllib.parse import quote, urlunsplit
 
 from rsmq.errors import ConfigError
 from rsmq.model.keys import check_name
+from rsmq.model.layout import checked_band
 from rsmq.model.settings import Settings
 from rsmq.pipeline.format.option_reader import Bounds, OptionReader, json_object
 from rsmq.redis.wire.url import check_url, has_password, redact, split_url
@@ -39,6 +40,7 @@ WRITE: Final = (
     "dedupeWindow",
     "expiry",
     "ratePerTask",
+    "band",
     "resultFile",
 )
 SPARK_OPTIONS: Final = ("checkpointlocation", "queryname", "outputmode")
@@ -121,6 +123,7 @@ class WriteOptions:
     """The options of a write. `topic` None: each row names its own. `expiry` None: letters live as long as inboxes.
 
     `rate`: messages a second for each task; None: no limit. `result_file`: where the driver writes what was stored.
+    `band`: the band of the topic that the rows go to.
     """
 
     access: Access
@@ -132,6 +135,7 @@ class WriteOptions:
     expiry: timedelta | None = None
     rate: float | None = None
     result_file: str | None = None
+    band: str | None = None
 
 
 def read_options(values: Mapping[str, str]) -> ReadOptions:
@@ -170,6 +174,9 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
         raise ConfigError(
             '"ratePerTask" belongs to target=topic: letters wait in their inboxes until the device reads them'
         )
+    band = options.text("band")
+    if band is not None and (target != "topic" or idempotence == "id"):
+        raise ConfigError('"band" belongs to target=topic, and not to idempotence=id, which restores where a row was')
     topic = options.text("topic")
     return WriteOptions(
         access=access_of(options),
@@ -181,6 +188,7 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
         expiry=options.duration("expiry"),
         rate=options.rate("ratePerTask"),
         result_file=options.text("resultFile"),
+        band=None if band is None else checked_band(band),
     )
 
 
@@ -244,7 +252,7 @@ def assigned_partitions(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     by_topic = json_object("assign", text, example)
     for topic, numbers in by_topic.items():
         check_name("topic", topic)
-        if not isinstance(numbers, list) or not numbers or not all(type(n) is int and 0 <= n < 1024 for n in numbers):
+        if not isinstance(numbers, list) or not numbers or not all(type(n) is int and n >= 0 for n in numbers):
             raise ConfigError(f"assign: {topic!r} needs a list of partition numbers, {example}")
     return tuple((topic, tuple(sorted(set(numbers)))) for topic, numbers in sorted(by_topic.items()))
 

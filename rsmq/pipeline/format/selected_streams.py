@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rsmq.errors import BrokerError, ConfigError, NotPermitted
-from rsmq.model.layout import single
+from rsmq.model.layout import read_layout
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.pipeline.format.columns import ALL_GROUPS
 from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream
@@ -58,7 +58,7 @@ class SelectedStreams:
                 near = difflib.get_close_matches(topic, self._names(), n=1)
                 hint = f" Did you mean {near[0]}?" if near else " See `rsmq topic list`"
                 raise ConfigError(f"there is no topic {topic!r}.{hint}")
-            numbers = single(int(flat["partitions"])).numbers
+            numbers = read_layout(topic, flat["partitions"], flat.get("layout")).numbers
             for number in numbers if chosen is None else chosen:
                 if number not in numbers:
                     raise ConfigError(f"assign: topic {topic!r} has the partitions 0 to {numbers[-1]}, not {number}")

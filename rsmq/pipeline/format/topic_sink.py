@@ -165,7 +165,7 @@ class TopicSink:
 
     def _targets(self, topic: Topic, batch: pa.RecordBatch, keys: BytesColumn, ids: BytesColumn) -> list[int]:
         """The partition of each row: by its key; without one its source partition, else by its id, else in turn."""
-        count, block = batch.num_rows, topic.open_block()
+        count, block = batch.num_rows, topic.open_block(self._options.band)
         if keys is not None and None not in keys:
             return [block.partition_for(key) for key in keys if key is not None]
         origins: list[int | None] = (

@@ -72,7 +72,7 @@ def notes():
 def stored():
     """How many messages the topics of the default backend hold."""
     broker = backend.broker
-    keys = [broker.keys.stream(f"tasks.{band}.default", n) for band in ("high", "normal", "low") for n in (0, 1)]
+    keys = [broker.keys.stream("tasks.default", n) for n in range(6)]
     return sum(broker.client.execute_command("XLEN", key) for key in keys)
 
 
@@ -113,7 +113,7 @@ def test_an_error_fails_the_task_and_makes_a_dead_letter():
     [error] = finished(shop.unserializable.enqueue()).errors
     assert error.exception_class is TypeError
     letters = backend.broker.dead_letters
-    topic = backend.broker.topics.existing("tasks.normal.default")
+    topic = backend.broker.topics.existing("tasks.default")
     wait_until(lambda: letters.count(topic, "workers") == 2, "both are dead letters")
 
 
@@ -164,11 +164,12 @@ def test_tasks_start_by_priority():
     wait_until(notes, "the first runs")
     results = [shop.wait.using(priority=p).enqueue(f"{p}") for p in (-50, 0, 100)]
     broker = backend.broker
-    topics = [broker.topics.existing(f"tasks.{band}.default") for band in ("high", "normal", "low")]
+    topic = broker.topics.existing("tasks.default")
+    assert topic.layout.bands == ("high", "normal", "low")
 
     def fetched():
         groups = [broker.client.execute_command("XPENDING", broker.keys.stream(topic.name, n), "workers")[0]
-                  for topic in topics for n in topic.numbers]  # fmt: skip
+                  for n in topic.numbers]  # fmt: skip
         return sum(groups) == 4
 
     wait_until(fetched, "the worker has fetched the others")
@@ -220,7 +221,7 @@ def test_a_task_that_the_workers_do_not_have_fails():
     text = backend.broker.client.execute_command("GET", backend.broker.keys.task(template.id))
     gone = text.replace(b"shop.add", b"shop.gone").replace(b"SUCCESSFUL", b"READY")
     backend.broker.client.execute_command("SET", key, gone, "PX", 60_000)
-    backend.broker.publish("tasks.normal.default", gone.decode(), message_id="gone")
+    backend.broker.publish("tasks.default", gone.decode(), message_id="gone")
     wait_until(lambda: b"FAILED" in backend.broker.client.execute_command("GET", key), "it has failed")
     assert b"ImportError" in backend.broker.client.execute_command("GET", key)
 
@@ -281,7 +282,7 @@ MISTAKES = [
     ({"OPTIONS": {"retry": 3}}, "retry=3 is not a policy: write RetryPolicy(max_attempts=5)"),
     ({"OPTIONS": {"lease_ttl": "soon"}}, "RSMQ_LEASE_TTL"),
     ({"QUEUES": []}, "QUEUES is empty: name the queues that the workers serve"),
-    ({"QUEUES": ["a queue"]}, "'tasks.normal.a queue'"),
+    ({"QUEUES": ["a queue"]}, "'tasks.a queue'"),
     ({"OPTIONS": {"database": "other"}}, "DATABASES has no 'other'"),
 ]
 

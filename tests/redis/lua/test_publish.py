@@ -38,7 +38,9 @@ class Partition:
 
     async def delay(self, due: str, message_id: str) -> Any:
         packed = pack_fields(["data", "x", "id", message_id])
-        return await DELAY_MESSAGE(self.client, (self.delayed, self.dedup(message_id)), (due, WINDOW, packed))
+        return await DELAY_MESSAGE(
+            self.client, (self.delayed, self.stream, self.dedup(message_id)), (due, WINDOW, packed)
+        )
 
     async def release(self, limit: int = 100, *, most: int = 0, on_full: str = "reject") -> Any:
         reply = await RELEASE_DELAYED(self.client, (self.stream, self.delayed, self.unique), (limit, most, on_full))

@@ -7,11 +7,12 @@
 -- RETURNS  {'OK'|'FULL', done:int}; an output without room and those after it are not done
 -- WHY      The last position is stored together with the outputs, as in publish_marked: so the owner of the partition
 --          and the one after it, both at once or after lost replies, append each output once and in order.
--- USES     can_write
+-- USES     dict, can_write, can_append
 local mark = redis.call('HGET', KEYS[2], ARGV[1]) or ''
 local max, room, word, done, at, trouble = tonumber(ARGV[2]), math.huge, 'OK', 0, 4, nil
 if max > 0 and ARGV[3] == 'reject' then room = max - redis.call('XLEN', KEYS[1]) end
 can_write('XADD', KEYS[1], 'HSET', KEYS[2], 'ZADD', KEYS[3])
+can_append(KEYS[1])
 for i = 4, #KEYS do can_write('SET', KEYS[i]) end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,10 +1,12 @@
 -- PURPOSE  Keep a message until it is due.
--- KEYS     1 delayed zset  2 dedup string of this message id  3 the same in the partition of the id, if that is another one
+-- KEYS     1 delayed zset  2 stream  3 dedup string of this message id
+--          4 the same in the partition of the id, if that is another one
 -- ARGV     1 due:ms since 1970, or '+ms' from the server's now  2 window_ms:int  3 packed entry
 -- RETURNS  {'OK', due_ms} or {'DUPLICATE', due_ms, is_same:1|0|-1 (payload and key; -1: it is not among the first 1 000
 --          that are due then)}
 -- WHY      The server's clock defines "in five seconds". A message that is sent twice is stored once.
--- USES     can_write
+--          A stream that takes no entries any more takes none later either: so it is asked before anything is written.
+-- USES     dict, can_write, can_append
 local due = tonumber(ARGV[1])
 if ARGV[1]:sub(1, 1) == '+' then
   local now = redis.call('TIME')
@@ -21,8 +23,8 @@ local function unpacked(packed)
   return fields
 end
 
-local known = redis.call('GET', KEYS[2]) or KEYS[3] and redis.call('GET', KEYS[3])
-if known and (KEYS[3] and redis.call('EXISTS', KEYS[2]) == 0 or known:sub(1, 1) == '@') then
+local known = redis.call('GET', KEYS[3]) or KEYS[4] and redis.call('GET', KEYS[4])
+if known and (KEYS[4] and redis.call('EXISTS', KEYS[3]) == 0 or known:sub(1, 1) == '@') then
   return { 'DUPLICATE', known, 0 } -- with another key, or without one
 elseif known then
   local mine, is_same = unpacked(ARGV[3]), -1
@@ -36,12 +38,13 @@ elseif known then
   end
   return { 'DUPLICATE', known, is_same }
 end
-can_write('ZADD', KEYS[1], 'SET', KEYS[2])
-if KEYS[3] then can_write('SET', KEYS[3]) end
+can_write('ZADD', KEYS[1], 'SET', KEYS[3])
+can_append(KEYS[2])
+if KEYS[4] then can_write('SET', KEYS[4]) end
 redis.call('ZADD', KEYS[1], due, ARGV[3])
 local now = redis.call('TIME')
 local left = math.max(0, due - now[1] * 1000)
 local life = string.format('%.0f', left + tonumber(ARGV[2]))
-redis.call('SET', KEYS[2], string.format('%.0f', due), 'PX', life)
-if KEYS[3] then redis.call('SET', KEYS[3], '@' .. KEYS[1]:match('(%d+)}'), 'PX', life) end
+redis.call('SET', KEYS[3], string.format('%.0f', due), 'PX', life)
+if KEYS[4] then redis.call('SET', KEYS[4], '@' .. KEYS[1]:match('(%d+)}'), 'PX', life) end
 return { 'OK', string.format('%.0f', due) }

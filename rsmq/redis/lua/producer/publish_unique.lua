@@ -50,6 +50,7 @@ if held and (record ~= ARGV[7] or ARGV[8] == 'replace') then
   end
 end
 if is_full then return { 'FULL' } end
+can_append(KEYS[1])
 local fields, at, packed, life = { 'unique', ARGV[5], unpack(ARGV, first) }, '', '', ARGV[3]
 if due then -- a delayed message has its name as its first field: see release_delayed
   for i, value in ipairs(fields) do fields[i] = struct.pack('>I4', #value) .. value end

@@ -8,11 +8,12 @@
 -- WHY      The ids are stored together with the messages, until the relay says that their rows are deleted. So a relay
 --          that dies between the two repeats nothing, whatever the order in which rows become visible. Each call has a
 --          turn of its own: a late call of an earlier relay, or one whose reply was lost, is refused.
--- USES     can_write
+-- USES     dict, can_write, can_append
 local max, trim, due_key = tonumber(ARGV[3]), ARGV[4] == 'trim', KEYS[2]
 local found = redis.call('HMGET', KEYS[3], 'turn|' .. ARGV[1], 'rows|' .. ARGV[1])
 if found[1] and ARGV[2] <= found[1] then return { 'STALE' } end
 can_write('XADD', KEYS[1], 'ZADD', KEYS[2], 'HSET', KEYS[3])
+can_append(KEYS[1])
 local kept, known = {}, {}
 if found[2] and found[2] ~= ARGV[5] then
   local deleted = {}

@@ -1,0 +1,75 @@
+"""The layout of a topic on the server: changed by compare-and-set, and what must be there before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final, Protocol
+
+from rsmq.model.keys import Keys
+from rsmq.model.layout import Layout, stored_distribution
+from rsmq.model.member import read_info
+from rsmq.redis.client.connector import Client
+from rsmq.redis.scripts import CHANGE_LAYOUT, MEASURE_MEMBERS, OK
+from rsmq.redis.streams import ask_all, ensure_groups, group_names
+
+GONE: Final = -2
+"""What PTTL says of a key that does not exist: the heartbeat of a dead member has expired."""
+
+
+class LaidOut(Protocol):
+    """A topic, as far as this module needs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def numbers(self) -> tuple[int, ...]: ...
+
+
+async def change_layout(client: Client, keys: Keys, name: str, read: Layout, wanted: Layout) -> bool:
+    """Store a layout if the one that was read is still there. False: read it again."""
+    return bool(await CHANGE_LAYOUT(client, (keys.topic(name),), (read.stored, wanted.stored)) == OK)
+
+
+async def prepare_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]:
+    """Make each group in all partitions, from their start: retention must know it before anything is stored there.
+
+    Returns the groups. Those of the first block are all: a group is made in every partition that its maker knows.
+    """
+    names = [await group_names(client, keys, topic.name, number) for number in topic.layout.normal.numbers]
+    groups = sorted({name for some in names for name in some})
+    for group in groups:
+        await ensure_groups(client, keys, topic, group, "0")
+    hashes = [keys.group(topic.name, group) for group in groups]
+    known = await ask_all(client, [("HGET", name, "distribution") for name in hashes])
+    marked = [
+        (name, stored_distribution(each.decode(), topic.layout))
+        for name, each in zip(hashes, known, strict=True)
+        if each
+    ]
+    await ask_all(client, [("HSET", name, "distribution", each) for name, each in marked])
+    return groups
+
+
+async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:
+    """The live members, as `group: member`, that have not said that they know this version of the layout."""
+    found = []
+    for group in groups:
+        for member, (info, is_alive) in (await members_of(client, keys, topic.name, group)).items():
+            version = read_info(info).get("layout")
+            if is_alive and not (isinstance(version, int) and version >= topic.layout.version):
+                found.append(f"{group}: {member}")
+    return found
+
+
+async def members_of(client: Client, keys: Keys, topic: str, group: str) -> dict[str, tuple[bytes, bool]]:
+    """What each member says of itself, and whether its heartbeat has not expired."""
+    names = (keys.group(topic, group), keys.members(topic, group), keys.alive(topic, group, ""))
+    reply = await MEASURE_MEMBERS(client, (*names, keys.vitals(topic, group, "")))
+    return {reply[at].decode(): (reply[at + 1], reply[at + 2] != GONE) for at in range(3, len(reply), 4)}
+
+
+def describe_unaware(names: Collection[str]) -> str:
+    """Who is waited for."""
+    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

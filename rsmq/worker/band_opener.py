@@ -1,0 +1,61 @@
+"""Opens the bands that were added to a topic, as soon as every live member knows them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from rsmq.consumer.consumer import Consumer
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.redis.layouts import describe_unaware
+from rsmq.redis.topics import Topics
+
+log = logging.getLogger("rsmq.topics")
+
+INTERVAL: Final = 1.0
+PATIENCE: Final = 10
+"""Looks after which the log says who is waited for: a heartbeat that has ended takes a moment to expire."""
+
+
+class BandOpener:
+    """Serves the topics whose partition 0 this process reads. It asks the server only while a band waits: the
+    process that has added it may have died since."""
+
+    def __init__(self, topics: Topics, consumers: Sequence[Consumer]) -> None:
+        self._topics = topics
+        self._consumers = consumers
+        self._looks = dict[str, int]()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Errors end here: the next round tries it again."""
+        task_status.started()
+        while True:
+            await anyio.sleep(INTERVAL)
+            try:
+                await self.look()
+            except (BrokerError, ConfigError) as error:
+                log.debug("bands wait to be opened: %s", error)
+
+    async def look(self) -> None:
+        """One round."""
+        waiting = {each.topic.name for each in self._consumers if each.topic.layout.waits and 0 in each.lanes}
+        self._looks = {name: self._looks.get(name, 0) + 1 for name in waiting}
+        for name in sorted(waiting):
+            unaware = await self._topics.open_bands(name)
+            if not unaware:
+                log.info("topic %s: its bands are open", name)
+                for consumer in self._consumers:
+                    if consumer.topic.name == name:
+                        await consumer.follow()
+            elif self._looks[name] == PATIENCE:
+                log.warning(
+                    "topic %s has a band that is not open yet: %s must be started again with a version of rsmq that "
+                    "knows bands; until then its messages go to the band normal", name, describe_unaware(unaware),
+                )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<BandOpener {sorted(self._looks)}>"

@@ -1,0 +1,186 @@
+"""Bands: what is urgent does not wait behind anybody's backlog, also while bands are added and servers forget them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker, ConfigError, Message
+from rsmq.broker.typed_topic import TypedTopic
+from rsmq.model.layout import WITH_BANDS
+from rsmq.redis.streams import reset_group
+from tests.contract.witness import Witness, ask, settled
+from tests.patience import until
+
+Make = Callable[..., Broker]
+BANDS = ("urgent", "normal", "bulk")
+
+
+class Work:
+    """A handler of the topic `sms`. Those of `bulk` wait for `gate`."""
+
+    def __init__(self, broker: Broker, *, bands: tuple[str, ...] = BANDS, **options: Any) -> None:
+        self.gate = anyio.Event()
+        self.started = list[str]()
+        self.sms: TypedTopic[str] = broker.topic("sms", str, bands=bands)
+        self.sms.handler(group="g", **options)(self.handle)
+
+    async def handle(self, text: str) -> None:
+        self.started.append(text)
+        if text.startswith("bulk"):
+            await self.gate.wait()
+
+    async def fill(self, number: int) -> None:
+        await self.sms.publish_many([f"bulk {at}" for at in range(number)], band="bulk")
+
+
+async def open_block(broker: Broker, band: str) -> range:
+    """The partitions of a band, as soon as they are open."""
+    found = list[range]()
+
+    async def is_open() -> bool:
+        topic = await broker.topics.find("sms")
+        block = None if topic is None else topic.layout.block_of(band)
+        found[:] = [] if block is None else [block.numbers]
+        return block is not None and block.state == "open"
+
+    await until(is_open, f"{band} is open")
+    return found[0]
+
+
+async def test_a_reserved_slot_starts_an_urgent_message_while_all_others_are_busy(make_broker: Make) -> None:
+    """The backlog fills the memory of its band, and every slot but the reserved one: the urgent one starts at once."""
+    broker = make_broker(partitions=2, prefetch=6)
+    work = Work(broker, concurrency=4, reserve={"urgent": 1})
+    async with broker, broker.running():
+        await work.fill(60)
+        await until(lambda: len(work.started) == 3, "bulk has its slots")
+        for number in range(20):
+            await work.sms.publish(f"urgent {number}", band="urgent", key=f"k{number % 3}")
+        await until(lambda: len(work.started) == 23, "all urgent ones have started")
+        assert [each for each in work.started[:3] if each.startswith("bulk")] == work.started[:3]
+        await work.sms.publish("normal")
+        work.gate.set()
+        await until(lambda: len(work.started) == 81, "everything is handled")
+        assert work.started.index("normal") < 30, "normal comes before the rest of bulk"
+        await settled(broker, "sms")
+
+
+async def test_strict_starts_the_highest_band_first(make_broker: Make) -> None:
+    """One slot: the next start is of the highest band that has something."""
+    broker = make_broker(partitions=1)
+    work = Work(broker, concurrency=1)
+    async with broker, broker.running():
+        await work.fill(3)
+        await until(lambda: work.started == ["bulk 0"], "the first one of bulk runs")
+        await work.sms.publish("normal")
+        await work.sms.publish("urgent", band="urgent")
+        assert broker.worker is not None
+        (consumer,) = broker.worker.consumers
+        await until(lambda: consumer.queue.in_flight == 5, "all are read")
+        work.gate.set()
+        await until(lambda: len(work.started) == 5, "all are handled")
+        assert work.started == ["bulk 0", "urgent", "normal", "bulk 1", "bulk 2"]
+
+
+@pytest.mark.parametrize("distribution", ["hash", "shared"])
+async def test_bands_are_added_while_a_worker_runs_and_a_group_is_paused(make_broker: Make, distribution: str) -> None:
+    """Every group is made in a band before it is open; until then its messages go to `normal`. Nothing is lost."""
+    broker, late = make_broker(partitions=2), make_broker()
+    work = Work(broker, bands=(), distribution=distribution)
+    work.gate.set()
+    async with broker, broker.running(), late:
+        await work.sms.publish("before")
+        await ask(broker, "XGROUP", "CREATE", broker.keys.stream("sms", 0), "other", "0")
+        with pytest.raises(ConfigError, match="no band 'urgent'"):
+            await work.sms.publish("x", band="urgent")
+        await late.topics.set_bands("sms", BANDS)
+        numbers = await open_block(late, "urgent")
+        for number in numbers:
+            groups = await ask(broker, "XINFO", "GROUPS", broker.keys.stream("sms", number))
+            assert {row[1] for row in groups} == {b"g", b"other"}
+        stored = await ask(broker, "HGET", broker.keys.group("sms", "g"), "distribution")
+        assert stored.decode() == distribution + WITH_BANDS
+        ref = await late.publish("sms", "after", band="urgent")
+        assert ref.partition_number in numbers
+        await until(lambda: sorted(work.started) == ["after", "before"], "both are handled")
+        found = await late.look(ref, topic="sms")
+        assert found.state == "settled" or found.groups
+
+
+async def test_a_band_stays_closed_while_a_live_member_does_not_know_it(make_broker: Make) -> None:
+    """Such a member would own its partitions and not read them. Its name is the error; till then it is normal."""
+    broker = make_broker(partitions=1)
+    work = Work(broker, bands=())
+    async with broker, broker.running():
+        keys = broker.keys
+        await ask(broker, "SET", keys.alive("sms", "g", "old"), json.dumps({"member": "old", "ordering": "key"}))
+        await ask(broker, "SADD", keys.members("sms", "g"), "old")
+        await broker.topics.set_bands("sms", BANDS)
+
+        async def is_waited_for() -> bool:
+            return await broker.topics.open_bands("sms") == ["g: old"]
+
+        await until(is_waited_for, "only the old member does not know it")
+        ref = await work.sms.publish("soon", band="urgent")
+        assert ref.partition_number == 0
+        await ask(broker, "DEL", keys.alive("sms", "g", "old"))
+        numbers = await open_block(broker, "urgent")
+        await broker.topics.find("sms")
+        assert (await work.sms.publish("now", band="urgent")).partition_number in numbers
+        await until(lambda: sorted(work.started) == ["now", "soon"], "both are handled")
+
+
+@pytest.mark.parametrize("loss", ["layout", "topic", "all"])
+async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: Make, loss: str) -> None:
+    """A member writes the layout that it knows, and who makes the topic again as well: what is in a band is found."""
+    broker, other = make_broker(partitions=1, retention_interval="200ms"), make_broker(partitions=1)
+    work = Work(broker)
+    async with broker, broker.running(), other:
+        before = await work.sms.publish("first", band="urgent")
+        await until(lambda: work.started == ["first"], "it is handled")
+        keys = broker.keys
+        if loss == "layout":
+            await ask(broker, "HDEL", keys.topic("sms"), "layout")
+        else:
+            lost = [keys.topic("sms")] if loss == "topic" else await ask(broker, "KEYS", f"{keys.prefix}*")
+            await ask(broker, "UNLINK", *lost)
+        await open_block(other, "urgent")
+        after = await other.publish("sms", "second", band="urgent")
+        assert after.partition_number == before.partition_number
+        await until(lambda: work.started == ["first", "second"], "it is handled")
+
+
+async def test_order_per_key_holds_within_a_band_through_failures_reset_and_replay(
+    make_broker: Make, witness: Witness
+) -> None:
+    """A band is partitions as all others: keys, retries, dead letters, a reset and a second member work there."""
+    broker, second = make_broker(partitions=2), make_broker()
+    handled = list[tuple[str, str]]()
+
+    async def handle(text: str, message: Message) -> None:
+        if text == "3" and message.attempt == 1:
+            raise ValueError
+        handled.append((str(message.key), text))
+
+    for each in (broker, second):
+        topic = each.topic("sms", str, bands=BANDS)
+        topic.handler(group="g")(handle)
+    async with broker, second:
+        for number in range(8):
+            for band in BANDS:
+                await broker.publish("sms", str(number), key=band, band=band)
+        async with broker.running(), second.running():
+            await until(lambda: len(set(handled)) == 24, "all are handled")
+            await settled(broker, "sms")
+            for band in BANDS:
+                texts = [text for key, text in handled if key == band]
+                assert list(dict.fromkeys(texts)) == [str(number) for number in range(8)]
+            handled.clear()
+            topic = await broker.topics.existing("sms")
+            await reset_group(broker.client, broker.keys, topic, "g", "earliest")
+            await until(lambda: len(set(handled)) == 24, "all are handled again")
