@@ -36,7 +36,10 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (
         "Handlers",
         "",
-        ("rsmq.Router", "rsmq.RetryPolicy", "rsmq.Retry", "rsmq.Reject", "rsmq.Rate", "rsmq.Burial"),
+        (
+            "rsmq.Router", "rsmq.RetryPolicy", "rsmq.Retry", "rsmq.Reject", "rsmq.Rate", "rsmq.Concurrency",
+            "rsmq.Burial",
+        ),
     ),
     (
         "Messages",
@@ -91,38 +94,6 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("Inspector", "Of `rsmq.inspector`.", ("rsmq.inspector.Inspector",)),
 )  # fmt: skip
 """Title, introduction, and what is shown: objects, or modules with all that they name in `__all__` or define."""
-
-HIDDEN: Final = frozenset(
-    [
-        "Broker.producer",
-        "RetryPolicy.retries",
-        "RetryPolicy.is_free",
-        "RetryPolicy.delay",
-        "Rate.share",
-        "Message.entry",
-        "Message.lifetime",
-        "Message.run",
-        "Message.stored_ms",
-        "Topics.cached",
-        "Topics.lookup",
-        "DeadLetter.read",
-        "Effects.commits",
-        "Effects.has_committed",
-        "Effects.has_committed_plain",
-        "Outbox.steps",
-        "Outbox.rows",
-        "Outbox.row",
-        "Outbox.figures",
-        "Gateway.timings",
-        "Gateway.pressure",
-        "Gateway.route",
-        "Gateway.authenticate",
-        "Gateway.authorize",
-        "TypedTopic.checked",
-        "Session.refused",
-    ]
-)
-"""Members that other rooms of the package use, and users do not: each goes from here when it gets a private name."""
 
 FRAMEWORKS: Final = {"RsmqSource", "RsmqBackend", "MessageFilter"}
 """Classes whose methods are those of a framework, which calls them."""
@@ -183,7 +154,7 @@ def shown(member: griffe.Object | griffe.Alias, path: str) -> Iterator[str]:
         yield code(constructor(each, member.name))
         yield prose(each)
         for name, inner in members(each):
-            if f"{member.name}.{name}" in HIDDEN or member.name in FRAMEWORKS:
+            if member.name in FRAMEWORKS:
                 continue
             if path not in WITHOUT_FIELDS or not inner.is_attribute or "property" in inner.labels:
                 yield f"#### {member.name}.{name}\n"

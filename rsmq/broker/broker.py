@@ -272,7 +272,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         return publisher
 
     @property
-    def producer(self) -> Producer | None:
+    def _producer(self) -> Producer | None:
         """The producer of the connection, with its counts; None while the broker is not connected."""
         return None if self._open is None else self._open.producer
 

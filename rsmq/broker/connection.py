@@ -51,7 +51,7 @@ class BrokerPart(ABC):
 
     @property
     @abstractmethod
-    def producer(self) -> Producer | None:
+    def _producer(self) -> Producer | None:
         """The producer of the connection; None while it is not open."""
 
 

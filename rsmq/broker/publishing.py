@@ -41,7 +41,7 @@ class Publishing(BrokerPart):
           has; "extend": a delayed message keeps its payload, and is due at the new time ("keep").
         - `wait_replicas`: return when so many replicas have the message, too (0).
         """
-        producer = self.producer or self._connection.producer  # its `publish` checks the event loop for less
+        producer = self._producer or self._connection.producer  # its `publish` checks the event loop for less
         return producer.publish(topic, payload, **options)  # no coroutine around it: that would cost more
 
     async def publish_many(self, topic: str, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:

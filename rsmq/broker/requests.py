@@ -158,7 +158,7 @@ class Replying:
         request = request_of(message)
         if request is None:
             return
-        decision = decide(error, message.attempt, self._policy, timedelta(milliseconds=now_ms() - message.stored_ms))
+        decision = decide(error, message.attempt, self._policy, timedelta(milliseconds=now_ms() - message._stored_ms))
         if isinstance(decision, Bury):
             await self._send(*request, {"reason": decision.reason.value, "error": describe(error)}, b"")
 

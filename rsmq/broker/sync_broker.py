@@ -136,7 +136,7 @@ class SyncTopic(Generic[T]):
         **options: Unpack[ManyOptions[T]],
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return self._broker.publish_many(self.name, self._topic.checked(items), **options)
+        return self._broker.publish_many(self.name, self._topic._checked(items), **options)
 
     @overload
     def handler(

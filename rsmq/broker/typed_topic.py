@@ -85,7 +85,7 @@ class TypedTopic(Generic[T]):
 
     async def publish_many(self, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return await self._broker.publish_many(self.name, self.checked(items), **options)
+        return await self._broker.publish_many(self.name, self._checked(items), **options)
 
     def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop, as `Broker.publish_sync`."""
@@ -110,7 +110,7 @@ class TypedTopic(Generic[T]):
 
         return register
 
-    def checked(self, items: Iterable[T]) -> Iterable[T]:
+    def _checked(self, items: Iterable[T]) -> Iterable[T]:
         """The items, each checked when it is taken."""
         return items if self._class is None else map(self._check, items)
 

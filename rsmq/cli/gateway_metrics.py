@@ -46,7 +46,7 @@ class Durations:
 
 def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
     """The samples of one gateway. It may be called from any thread."""
-    context, router, pressure = gateway.context, gateway.router, gateway.pressure
+    context, router, pressure = gateway.context, gateway.router, gateway._pressure
     if context is None or router is None or pressure is None:
         return
     counts = dict(context.counts)
@@ -69,7 +69,7 @@ def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
 @contextmanager
 def serving(gateway: Gateway, address: Address) -> Iterator[Address]:
     """Answer /metrics, /livez and /readyz for the length of the block."""
-    gateway.timings = durations = Durations()
+    gateway._timings = durations = Durations()
     is_told = False
     page = page_of(lambda: read(gateway, durations))
 

@@ -90,7 +90,7 @@ class Look:
             for found, fields in (
                 await self._client.execute_command("XRANGE", dlq, entry_id, entry_id) if entry_id else ()
             ):
-                return DeadLetter.read(topic, partition, group, found, fields)
+                return DeadLetter._read(topic, partition, group, found, fields)
         return None
 
     async def _not_found(self, message_id: str, topic: Topic, key: str | None) -> MessageStatus:

@@ -176,7 +176,7 @@ def expired(message: Message, status: GroupStatus, now_ms: int) -> datetime | No
 
     A running attempt goes on. An expired message that becomes a dead letter is one, or was settled before.
     """
-    left = message.lifetime(now_ms)
+    left = message._lifetime(now_ms)
     if left is None or left > 0 or status.state not in ("undelivered", "waiting", "parked", "settled"):
         return None
     return None if status.state == "settled" and message._becomes_dead else message.expires

@@ -111,7 +111,7 @@ class RsmqBackend(BaseTaskBackend):
         """As a row of the transaction."""
         set_fields(result, enqueued_at=timezone.now())
         topic, band = topic_of(self.configuration, result.task.queue_name), band_of(result.task.priority)
-        row = self.outbox.row(topic, write_result(result), at=aware(result.task.run_after), band=band)
+        row = self.outbox._row(topic, write_result(result), at=aware(result.task.run_after), band=band)
         self.outbox.add([{**row, "id": UUID(result.id)}])
 
     def _announce(self, result: TaskResult) -> None:

@@ -47,7 +47,7 @@ class DeadLetter:
     history: tuple[FailedAttempt, ...] = ()
 
     @classmethod
-    def read(cls, topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> Self:
+    def _read(cls, topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> Self:
         """Make one from an entry of the dead-letter stream. Never fails: missing fields stay empty."""
         pairs = list(zip(entry[::2], entry[1::2], strict=False))
         notes = {name: value for name, value in pairs if name.startswith(PREFIX)}

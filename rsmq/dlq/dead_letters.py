@@ -91,7 +91,7 @@ class DeadLetters:
         partition, stream_id = split_id(letter)
         key = self._keys.dlq(topic.name, partition, group)
         for found, fields in await self._client.execute_command("XRANGE", key, stream_id, stream_id):
-            return DeadLetter.read(topic.name, partition, group, found, fields)
+            return DeadLetter._read(topic.name, partition, group, found, fields)
         return None
 
     async def replay(
@@ -149,7 +149,7 @@ class DeadLetters:
             while page:
                 stream_id, fields = page.popleft()
                 start = b"(" + stream_id
-                yield DeadLetter.read(topic, partition, group, stream_id, fields)
+                yield DeadLetter._read(topic, partition, group, stream_id, fields)
             if is_last:
                 return
 

@@ -91,10 +91,10 @@ class Gateway:
         self.ports: list[int] = []
         """The ports it listens on, once it runs."""
         self.is_ended = False
-        self.timings: Timings | None = None
+        self._timings: Timings | None = None
         """Gets durations, if something measures them. To be set before `run`."""
         self.router: MqttRouter | None = None
-        self.pressure: Pressure | None = None
+        self._pressure: Pressure | None = None
         self._stopping = anyio.Event()
         self._lease: GatewayLease | None = None
         self._refusals: Refusals | None = None
@@ -181,18 +181,18 @@ class Gateway:
             partial(counts.dropped, "other gateways, QoS 0"),
         )  # fmt: skip
         router = self.router = MqttRouter(registry, writer)
-        pressure = self.pressure = Pressure(
+        pressure = self._pressure = Pressure(
             router, lambda names: others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
         )
         others.obey(KICK, clients.kick)
         others.obey(HOLD, lambda names: pressure.hold(names.split()))
 
-        ingest = Ingest(opened.producer, client, keys, retained, pressure, tasks.spawn, clock.now_ms, self.timings)
+        ingest = Ingest(opened.producer, client, keys, retained, pressure, tasks.spawn, clock.now_ms, self._timings)
         unstored = Unstored(clients, registry, others)
         wills = Wills(client, keys, batcher, WillPublisher(rules, counts, ingest).publish)
         sessions = Sessions(client, keys, batcher, registry, shares, wills, gateway, clock, tasks.spawn)
         fleet = FleetState(clock, inboxes, registry, retained, shares, wills, sessions)
-        return Context(rules, fleet, clients, ingest, unstored, counts, tasks.spawn, self.timings)
+        return Context(rules, fleet, clients, ingest, unstored, counts, tasks.spawn, self._timings)
 
     def _rules(self, gatekeeper: Gatekeeper) -> GatewayRules:
         options = self.options
@@ -278,10 +278,10 @@ class Gateway:
 
     async def _keep_pressure(self, context: Context, _opened: Connection) -> None:
         """Slow publishers down where the router lags."""
-        assert self.pressure is not None
+        assert self._pressure is not None
         while True:
             await anyio.sleep(PRESSURE_TURN)
-            self.pressure.turn(context.fleet.clock.now_ms())
+            self._pressure.turn(context.fleet.clock.now_ms())
 
     async def _tell_about(self, context: Context, opened: Connection) -> None:
         """Say what this gateway does, for the doctor."""

@@ -45,7 +45,7 @@ def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: boo
         holder = aliases[0]
         own.append(inspect.Parameter(holder, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=wants))
     names = [each.name for each in own if _is_filled(each)]
-    if is_batch and any(getattr(each, "commits", False) for each in services):
+    if is_batch and any(getattr(each, "_commits", False) for each in services):
         function = _all_or_none(function)
     injected = _inject(function, title)
     if are_simple(function, wanted, {*names, *aliases}):

@@ -98,7 +98,7 @@ def build_handler(
     signature = read_signature(called, title, is_batch=check.is_batch, declared=payload)
     checked = check.checked(function, is_async=signature.is_async, has_dependencies=called is not function)
     services: tuple[Service, ...] = getattr(called, "services", ())
-    effects = [each for each in services if getattr(each, "commits", False)]
+    effects = [each for each in services if getattr(each, "_commits", False)]
     if len(effects) > 1:
         raise ConfigError(
             f"handler {title}: {' and '.join(map(repr, effects))} commit one after the other: if the second commit "

@@ -64,7 +64,7 @@ class Rate:
         if self.by is not None and self.over != "group":
             raise ConfigError("a rate with `by` holds over the whole group: leave over='member' out, or leave `by` out")
 
-    def share(self, members: int) -> tuple[int, float]:
+    def _share_of(self, members: int) -> tuple[int, float]:
         """The share of one of `members`, as a limit and seconds. All shares together never exceed the rate."""
         seconds = self.per.total_seconds()
         if self.over == "member" or members <= 1:

@@ -128,7 +128,7 @@ class RetryPolicy:
                 f"retry_on=(TimeoutError, OSError), or a plain function that takes the error and returns a bool"
             )
 
-    def retries(self, error: BaseException, whole: BaseException | None = None) -> bool:
+    def _retries(self, error: BaseException, whole: BaseException | None = None) -> bool:
         """Whether the policy retries this error, which may be a part of a group. Never raises."""
         try:
             if isinstance(self.retry_on, type | tuple):
@@ -145,7 +145,7 @@ class RetryPolicy:
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         return tuple(each for each in kinds if isinstance(each, type) and issubclass(each, BaseExceptionGroup))
 
-    def is_free(self, error: BaseException, age: timedelta) -> bool:
+    def _is_free(self, error: BaseException, age: timedelta) -> bool:
         """Whether an error of a message of this age is a retry that does not count."""
         return (
             isinstance(error, Retry)
@@ -153,7 +153,7 @@ class RetryPolicy:
             and age < checked_duration("uncounted_for", self.uncounted_for)
         )
 
-    def delay(self, attempt: int, error: BaseException) -> timedelta:
+    def _delay(self, attempt: int, error: BaseException) -> timedelta:
         """The wait after the given failed attempt; the first attempt is 1. Never raises."""
         state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]
         state.attempt_number = attempt
@@ -244,14 +244,14 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
         case Malformed():
             return Bury(Reason.MALFORMED, said_by(whole, text_of(error)), cause=whole)
     exhausted = Reason.TIMEOUT if isinstance(error, HandlerTimeout) else Reason.FAILED
-    is_free = policy.is_free(error, age)
+    is_free = policy._is_free(error, age)
     if not is_free and (
-        attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy.retries(error, whole))
+        attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy._retries(error, whole))
     ):
         return Bury(exhausted, describe(whole or error), cause=whole)
     if isinstance(error, Retry) and isinstance(error.after, timedelta):
         return Park(min(max(error.after, timedelta(0)), LONGEST_DELAY), is_counted=not is_free)
-    return Park(policy.delay(attempt, error), is_counted=not is_free)
+    return Park(policy._delay(attempt, error), is_counted=not is_free)
 
 
 def strictest(error: BaseException, policy: RetryPolicy, age: timedelta) -> BaseException:
@@ -265,12 +265,12 @@ def strictest(error: BaseException, policy: RetryPolicy, age: timedelta) -> Base
             case AlreadyHandled():
                 return 0, after
             case Retry():
-                return 1 if policy.is_free(part, age) else 2, after
+                return 1 if policy._is_free(part, age) else 2, after
             case Reject():
                 return 6, after
             case Malformed():
                 return 5, after
-        return 3 if policy.retries(part, error) else 4, after
+        return 3 if policy._retries(part, error) else 4, after
 
     return max(parts(error), key=rank)
 

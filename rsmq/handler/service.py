@@ -49,7 +49,7 @@ class Belongs(Service, Protocol):
 class Commits(Service, Protocol):
     """A service whose dependency commits a transaction for each call of the handler."""
 
-    commits: Literal[True]
+    _commits: Literal[True]
 
     async def committed(self, messages: Sequence[Message]) -> list[bool]:
         """Whether the effects of each message are committed, by this attempt or an earlier one.

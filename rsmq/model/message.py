@@ -173,7 +173,7 @@ class Message:
         self._key = fields.get(b"key")
         self.routing_key = self._key
         self.addressee = fields.get(b"group")
-        self.expires_ms = expiry_of(fields, self.stored_ms) if EXPIRES in fields else None
+        self.expires_ms = expiry_of(fields, self._stored_ms) if EXPIRES in fields else None
         size = sum(map(len, entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
             raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
@@ -183,7 +183,7 @@ class Message:
             read_headers(fields[b"h"])
 
     @property
-    def entry(self) -> list[bytes]:
+    def _stored_entry(self) -> list[bytes]:
         """The fields of its entry, as they are stored."""
         if self._entry is not None:
             return self._entry
@@ -193,7 +193,7 @@ class Message:
 
     @property
     def _fields(self) -> dict[bytes, bytes]:
-        pairs = iter(self.entry)
+        pairs = iter(self._stored_entry)
         return dict(zip(pairs, pairs, strict=False))
 
     def _check_size(self) -> None:
@@ -246,7 +246,7 @@ class Message:
         """Whether it becomes a dead letter when it expires; otherwise it is dropped."""
         return self._fields.get(ON_EXPIRY) == b"dead"
 
-    def lifetime(self, now_ms: int) -> int | None:
+    def _lifetime(self, now_ms: int) -> int | None:
         """Milliseconds until it expires, at most 0 if it has. None: it never does."""
         return None if self.is_plain or self.expires_ms is None else self.expires_ms - now_ms
 
@@ -294,7 +294,7 @@ class Message:
         return 0 < self.origin.max_attempts <= self.attempt
 
     @property
-    def stored_ms(self) -> int:
+    def _stored_ms(self) -> int:
         """When the server stored it, in ms since 1970; a delayed message when it was due."""
         return int(self.entry_id.partition(b"-")[0])
 
@@ -310,7 +310,7 @@ class Message:
             given = UUID(self.id)
             if given.version == 7:
                 return from_epoch_ms(given.int >> 80)
-        return from_epoch_ms(self.stored_ms)
+        return from_epoch_ms(self._stored_ms)
 
     def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, MessageRef]:
         """Publish an output: it is stored when this message is settled, in the same step, or not at all.
@@ -329,7 +329,7 @@ class Message:
 
     def again(self) -> Message:
         """A copy of this delivery for another call of the handler. Outputs of the last call cannot reach this one."""
-        other = Message(self.origin, self.entry_id, self.entry, self.attempt)
+        other = Message(self.origin, self.entry_id, self._stored_entry, self.attempt)
         other.is_redelivered = self.is_redelivered
         other.is_suspect = self.is_suspect
         other.routing_key = self.routing_key

@@ -106,7 +106,7 @@ class Feed:
         source = f"source:{message.topic}.{message.partition}/{self._group}"
         envelope = seal(message.data, message.type, message.topic, message.headers)
         writer, receipt, ttl = self._writer(), Receipt(), self._ttl
-        left = message.lifetime(message.stored_ms)
+        left = message._lifetime(message._stored_ms)
         if left is not None:
             ttl = max(1, left if ttl == b"" else min(int(ttl), left))
         writer.put(devices, source, pack_letter(position, milliseconds, ttl, envelope), receipt)

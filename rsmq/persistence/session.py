@@ -139,7 +139,7 @@ class Session:
         keys = (*self._keys, self._channel)
         reply = await self._batcher.submit(scripts.OPEN_SESSION, keys, (*args, mark_ttl_ms(settings)))
         if reply[0] != scripts.OK:
-            raise self.refused(reply[0])
+            raise self._refused(reply[0])
         return reply
 
     async def __aexit__(
@@ -204,7 +204,7 @@ class Session:
         heard, before = cursor.rings, cursor.blocked
         reply = await self._read_page()
         if reply[0] != scripts.OK:
-            self._end(self.refused(reply[0]))
+            self._end(self._refused(reply[0]))
             return
         self._heard = heard
         for seq, envelope in zip(*cursor.take(reply, heard), strict=True):
@@ -228,7 +228,7 @@ class Session:
                 if not error.is_broken or size == 1:
                     raise
 
-    def refused(self, word: bytes) -> OwnershipError:
+    def _refused(self, word: bytes) -> OwnershipError:
         """The error for the word with which a script refuses this session."""
         lost = (scripts.NO_SESSION, scripts.BEHIND)
         return SessionLost(self.device) if word in lost else SessionTaken(self.device)
@@ -330,7 +330,7 @@ class SessionConfirmations:
         if error is not None:
             self._session._end(error)
         elif word:
-            self._session._end(self._session.refused(word))
+            self._session._end(self._session._refused(word))
 
     def rewind(self, kept: int) -> bool:
         """The server has lost letters that it had confirmed: the session is lost with them."""

@@ -162,7 +162,7 @@ class Producer:
             kind = Claims
             if key is None:  # a name lives in one partition
                 key = name.name
-        target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        target = self._topics._cached(topic) or await self._topics._lookup(topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
         due = due_time(delay, at) if is_delayed else ""
@@ -205,7 +205,7 @@ class Producer:
     ) -> Output:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
         writes."""
-        target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        target = self._topics._cached(topic) or await self._topics._lookup(topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
         due = due_time(delay, at)
@@ -217,7 +217,7 @@ class Producer:
 
     def topic(self, output: Output) -> Topic:
         """The target of an output, with its present limits as far as this process knows them."""
-        return self._topics.cached(output.topic) or output.target
+        return self._topics._cached(output.topic) or output.target
 
     async def read_limits(self, topic: str) -> None:
         """Read the limits of a topic again."""
@@ -280,7 +280,7 @@ class Producer:
         """
         if not 1 <= batch <= MOST_MESSAGES:
             raise ConfigError(f"batch={batch} is not possible: use 1 to {MOST_MESSAGES} messages")
-        target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        target = self._topics._cached(topic) or await self._topics._lookup(topic)
         block = target.normal if band is None else await self._block(target, band)
         queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once

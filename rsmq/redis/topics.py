@@ -190,7 +190,7 @@ class Topics:
             raise ConfigError(f"there is no topic {name!r}: see `rsmq topic list`")
         return topic
 
-    def cached(self, name: str) -> Topic | None:
+    def _cached(self, name: str) -> Topic | None:
         """The topic as read within the last 10 s, or None. None, too, while earlier callers wait for it in `lookup`:
         another task may have read it meanwhile, and a message that is published now must not overtake theirs."""
         return None if name in self._lookups else self._fresh(name)
@@ -199,7 +199,7 @@ class Topics:
         entry = self._known.get(name)
         return entry[1] if entry is not None and entry[0] > monotonic() else None
 
-    async def lookup(self, name: str) -> Topic:
+    async def _lookup(self, name: str) -> Topic:
         """The topic for publishing: created if needed, read again after 10 s; waits for an unavailable server.
 
         Returns in the order of the calls. The first caller reads, and what it has read is for all that wait: one after

@@ -65,7 +65,7 @@ class Effects(HandledMessages):
                 try:
                     await session.run_sync(transaction.write_and_commit)
                 except DBAPIError as error:
-                    if not (transaction.is_in_doubt(error) and await self.has_committed(transaction.marks[0])):
+                    if not (transaction.is_in_doubt(error) and await self._has_committed(transaction.marks[0])):
                         raise
         finally:
             if session.sync_session.in_transaction():
@@ -82,7 +82,7 @@ class Effects(HandledMessages):
             try:
                 transaction.write_and_commit(session)
             except DBAPIError as error:
-                if not (transaction.is_in_doubt(error) and self.has_committed_plain(transaction.marks[0])):
+                if not (transaction.is_in_doubt(error) and self._has_committed_plain(transaction.marks[0])):
                     raise
 
     @contextmanager

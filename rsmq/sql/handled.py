@@ -128,7 +128,7 @@ class MarkedWork:
 class HandledMessages:
     """The marks in a database; its workers delete old ones."""
 
-    commits: Final = True
+    _commits: Final = True
     """Not for shared distribution: without a lease there is no fence, and a mark would outlive a reset of the group.
     And what a batch handler returns must be known before the commit."""
     database: Database
@@ -184,7 +184,7 @@ class HandledMessages:
             return False
         raise AssertionError("write_and_roll_back always raises")
 
-    async def has_committed(self, mark: Mark) -> bool:
+    async def _has_committed(self, mark: Mark) -> bool:
         """Whether the transaction whose commit had no answer was committed.
 
         To write the same mark waits for a transaction that is still about to commit. So the answer is final. Of a batch
@@ -199,9 +199,9 @@ class HandledMessages:
                     await anyio.sleep(0.1)
         return False
 
-    def has_committed_plain(self, mark: Mark) -> bool:
+    def _has_committed_plain(self, mark: Mark) -> bool:
         """Whether a mark is committed, asked by the thread of a plain function."""
-        return anyio.from_thread.run(self.has_committed, mark)
+        return anyio.from_thread.run(self._has_committed, mark)
 
     # -- in the worker ----------------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class RelayedOutbox:
         mine = OUTBOX.delete().where(OUTBOX.c.deployment == self.deployment)
         await self.database.run(lambda connection: connection.execute(mine))
 
-    def steps(self, rows: list[dict[str, Any]]) -> Steps:
+    def _steps(self, rows: list[dict[str, Any]]) -> Steps:
         """How rows get into the table. On PostgreSQL they announce themselves: a single one in the same statement."""
         if not rows:
             return []
@@ -110,13 +110,13 @@ class RelayedOutbox:
             return [(OUTBOX.insert().returning(NOTIFY), rows[0])]
         return [(OUTBOX.insert(), rows), (select(NOTIFY), {})]
 
-    def rows(
+    def _rows(
         self, topic: str, items: Iterable[T], key: Callable[[T], str | None] | None, options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """Checked messages as rows. `options` are those of `row`, the same for all."""
-        return [self.row(topic, item, **{**options, "key": None if key is None else key(item)}) for item in items]
+        return [self._row(topic, item, **{**options, "key": None if key is None else key(item)}) for item in items]
 
-    def row(
+    def _row(
         self,
         topic: str,
         payload: Any,
@@ -159,7 +159,7 @@ class RelayedOutbox:
         finally:
             self.relay = None
 
-    def figures(self) -> tuple[str, int, OutboxStatus | None]:
+    def _figures(self) -> tuple[str, int, OutboxStatus | None]:
         """For metrics: the name of the database, the rows that this process has relayed, and what waits if it leads."""
         relay = self.relay
         name = self.database.sync_engine.url.database or ""
@@ -216,7 +216,7 @@ class Outbox(RelayedOutbox):
         """
         self._check(session)
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
-        row = self.row(topic, payload, **options)
+        row = self._row(topic, payload, **options)
         done = self._insert(session, [row])
         return str(row["id"]) if done is None else returned(done, str(row["id"]))
 
@@ -252,13 +252,13 @@ class Outbox(RelayedOutbox):
         """`publish` for many payloads, in one statement. `key` gives the key of a payload."""
         self._check(session)
         refuse_unknown("outbox.publish_many", options, OutboxManyOptions.__annotations__)
-        rows = self.rows(topic, items, key, options)
+        rows = self._rows(topic, items, key, options)
         ids = [str(row["id"]) for row in rows]
         done = self._insert(session, rows)
         return ids if done is None else returned(done, ids)
 
     def _insert(self, session: AsyncPlace | SyncPlace, rows: list[dict[str, Any]]) -> Awaitable[None] | None:
-        steps = self.steps(rows)
+        steps = self._steps(rows)
         if isinstance(session, AsyncSession | AsyncConnection):
             return insert_later(session, steps)
         try:

@@ -243,7 +243,7 @@ class OutboxRelay:
 
     async def _topic(self, name: str) -> Topic:
         check_name("topic", name)
-        return self._context.topics.cached(name) or await self._context.topics.lookup(name)
+        return self._context.topics._cached(name) or await self._context.topics._lookup(name)
 
     def _read(self, connection: Connection) -> Sequence[Row]:
         """The oldest rows that can be seen, without those of a full topic.

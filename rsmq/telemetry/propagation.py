@@ -74,7 +74,7 @@ class Propagation:
         """The span of a message whose context is nothing else; without the configured propagators."""
         if not self.is_standard:
             return None
-        entry = message.entry
+        entry = message._stored_entry
         match: re.Match[Any] | None = None
         if entry[::2] in HEADED:  # then there are no other headers
             match = match_only_parent(entry[-1])

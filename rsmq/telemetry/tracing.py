@@ -59,7 +59,7 @@ def trace(broker: Broker, tracer_provider: TracerProvider | None = None, *, shar
     Call it before the broker connects. Handler middlewares registered later run inside of the span. With `share` below
     1 only that share of the publishes begins a trace; the others cost next to nothing, here and in their handlers.
     """
-    if broker.producer is not None:
+    if broker._producer is not None:
         raise ConfigError("the broker is connected already: call trace(broker) right after creating it")
     if not 0 <= share <= 1:
         raise ConfigError(f"share={share!r} is not possible: use 0 to 1, such as 0.01 for one in a hundred")

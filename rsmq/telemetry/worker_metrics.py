@@ -35,7 +35,7 @@ class WorkerMetrics:
 
     def read(self) -> Iterator[Sample]:
         """Everything that this process knows about itself."""
-        worker, producer, cancelled = self._broker.worker, self._broker.producer, Counter(self._broker.cancelled)
+        worker, producer, cancelled = self._broker.worker, self._broker._producer, Counter(self._broker.cancelled)
         yield Sample(metric.SERVING, (), worker is not None and worker.is_serving)
         if worker is not None:
             yield Sample(metric.INFO, (worker.member, installed("rsmq")), 1)
@@ -75,7 +75,7 @@ def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iter
 
 def of_service(service: object) -> Iterator[Sample]:
     """The metrics of an outbox. Its class is not named here: it needs an extra."""
-    figures = getattr(service, "figures", None)
+    figures = getattr(service, "_figures", None)
     if figures is None:
         return
     name, relayed, status = figures()

@@ -117,7 +117,7 @@ class DelayedPoller:
 
     async def _limit(self, name: str) -> tuple[int, str]:
         """The `max_length` of a topic, and what happens when it is full."""
-        topic = self._topics.cached(name) or await self._topics.find(name)
+        topic = self._topics._cached(name) or await self._topics.find(name)
         return (topic.max_length, topic.on_full) if topic is not None else (0, "reject")
 
     async def _make_room(self, partition: Partition) -> None:

@@ -148,7 +148,7 @@ class Scheduler:
         self._led.discard(schedule.name)
 
     async def _partition_of(self, schedule: Schedule) -> tuple[Topic, int]:
-        topic = await self._topics.lookup(schedule.topic)
+        topic = await self._topics._lookup(schedule.topic)
         return topic, topic.open_block(schedule.band).partition_for(
             schedule.name if schedule.key is None else schedule.key
         )

@@ -164,8 +164,8 @@ async def test_broker_without_them_publishes_no_headers(bare: Broker) -> None:
     async with bare:
         await bare.publish("t", "1")
         assert await headers_of(bare, "t") == [{}]
-        assert bare.producer is not None
-        assert bare.producer.prepare is None
+        assert bare._producer is not None
+        assert bare._producer.prepare is None
 
 
 async def test_function_that_would_have_no_effect_is_refused(bare: Broker) -> None:

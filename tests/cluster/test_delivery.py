@@ -115,7 +115,7 @@ async def test_retries_delays_and_dead_letters_work_on_every_node(broker: Broker
         for number in range(60):
             await broker.publish("t", {"n": number}, delay=timedelta(milliseconds=200) if number % 2 else None)
         await record.complete({"": [number for number in range(60) if number % 5]}, is_ordered=False)
-        topic = await broker.topics.lookup("t")
+        topic = await broker.topics._lookup("t")
         with anyio.fail_after(20):
             while await broker.dead_letters.count(topic, "g") < 12:
                 await anyio.sleep(0.02)

@@ -147,7 +147,7 @@ def test_overview_shows_what_waits_in_an_outbox(
     with engine.begin() as connection:
         create_tables(connection)
         outbox.publish(connection, "full", {"waits": 1})
-        connection.execute(OUTBOX.insert(), {**outbox.row("full", 1), "error": "no such topic"})
+        connection.execute(OUTBOX.insert(), {**outbox._row("full", 1), "error": "no such topic"})
     engine.dispose()
     start("worker", "shop:broker")
     row = r"<tr[^>]*><td[^>]*>[^<]*shop\.db</td><td[^>]*>1</td><td[^>]*>[^<–]+</td><td[^>]*>1</td><td[^>]*>[^<]+-\d+-"

@@ -63,10 +63,10 @@ def test_window_wait_is_exact(limit: int, seconds: float, steps: list[float]) ->
 def test_shares_of_a_rate_never_exceed_it(limit: int, members: int, seconds: float) -> None:
     """All members together start at most the rate per second."""
     rate = Rate(limit, per=timedelta(seconds=seconds))
-    mine, span = rate.share(members)
+    mine, span = rate._share_of(members)
     assert mine >= 1
     assert members * mine / span <= limit / rate.per.total_seconds() * (1 + 1e-9)
-    assert Rate(limit, per=rate.per, over="member").share(members) == (limit, rate.per.total_seconds())
+    assert Rate(limit, per=rate.per, over="member")._share_of(members) == (limit, rate.per.total_seconds())
 
 
 class Clock:

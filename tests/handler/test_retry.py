@@ -107,19 +107,19 @@ def test_default_wait_grows_and_is_bounded() -> None:
     """By default a retry waits up to 1 s, then up to twice as long each time, never above 5 min."""
     policy = RetryPolicy(max_attempts=100)
     for attempt, most in [(1, 1), (2, 2), (3, 4), (50, 300)]:
-        assert max(policy.delay(attempt, ValueError()) for _ in range(50)) <= timedelta(seconds=most)
+        assert max(policy._delay(attempt, ValueError()) for _ in range(50)) <= timedelta(seconds=most)
 
 
 def test_retry_on_selects_the_errors_to_retry() -> None:
     """`retry_on` is a type, some types or a predicate."""
-    assert RetryPolicy().retries(ValueError())
-    assert not RetryPolicy(retry_on=OSError).retries(ValueError())
-    assert RetryPolicy(retry_on=(OSError, ValueError)).retries(ValueError())
-    assert not RetryPolicy(retry_on=lambda error: "again" in str(error)).retries(ValueError("never"))
+    assert RetryPolicy()._retries(ValueError())
+    assert not RetryPolicy(retry_on=OSError)._retries(ValueError())
+    assert RetryPolicy(retry_on=(OSError, ValueError))._retries(ValueError())
+    assert not RetryPolicy(retry_on=lambda error: "again" in str(error))._retries(ValueError("never"))
 
 
 def test_negative_wait_is_no_wait() -> None:
-    assert RetryPolicy(wait=lambda _: -5.0).delay(1, ValueError()) == timedelta(0)
+    assert RetryPolicy(wait=lambda _: -5.0)._delay(1, ValueError()) == timedelta(0)
 
 
 def test_signal_inside_a_policy_is_not_its_failure() -> None:
@@ -129,9 +129,9 @@ def test_signal_inside_a_policy_is_not_its_failure() -> None:
         raise mark(KeyboardInterrupt(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        RetryPolicy(retry_on=interrupted).retries(ValueError())
+        RetryPolicy(retry_on=interrupted)._retries(ValueError())
     with pytest.raises(KeyboardInterrupt):
-        RetryPolicy(wait=interrupted).delay(1, ValueError())  # type: ignore[arg-type]
+        RetryPolicy(wait=interrupted)._delay(1, ValueError())  # type: ignore[arg-type]
 
 
 def test_policy_without_attempts_is_refused() -> None:

@@ -79,7 +79,7 @@ async def test_replayed_departures_are_handled_like_the_originals(
             await broker.topics.ensure("departures", PARTITIONS)
             await broker.topics.change("departures", retention_length=0, archive="required")
             await broker.topics.ensure("again", PARTITIONS + 1)
-            topic = await broker.topics.lookup("departures")
+            topic = await broker.topics._lookup("departures")
             took["publish"] = await timed(publish(broker, departures))
             async with broker.running():
                 took["handle"] = await timed(first.have_seen(len(departures)))

@@ -87,7 +87,7 @@ def entries(member: griffe.Object | griffe.Alias, path: str) -> Iterator[str]:
     made = reference.constructor(each, member.name)
     yield f"{path}{joined(made).removeprefix('class ').removeprefix(member.name)}"
     for name, inner in reference.members(each):
-        if f"{member.name}.{name}" not in reference.HIDDEN and member.name not in reference.FRAMEWORKS:
+        if member.name not in reference.FRAMEWORKS:
             yield from (f"{path}.{name}{text}" for text in texts(inner))
 
 

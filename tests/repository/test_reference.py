@@ -43,23 +43,3 @@ def test_members_are_shown_with_their_signature() -> None:
     assert all(f"\n    {name}: " in publish for name in PublishOptions.__annotations__)
     assert "    expires: " in publish
     assert "MessageRef" in publish
-
-
-def test_what_is_hidden_exists_and_is_hidden() -> None:
-    """A member that has got a private name leaves the list."""
-    classes = {each.name: each for each in every_class(reference.load())}
-    for name in reference.HIDDEN:
-        owner, _, member = name.partition(".")
-        assert member in classes[owner].all_members, f"take {name} out of HIDDEN in tests/reference.py"
-        assert name not in HEADINGS
-
-
-def every_class(module: griffe.Module) -> list[griffe.Class]:
-    """All classes of a package that the page shows; each has its name once on it."""
-    found = []
-    for _, _, paths in reference.SECTIONS:
-        for path in paths:
-            each = reference.target(module[path.removeprefix("rsmq.")])
-            inner = [reference.target(one) for one in reference.public(each)] if each.is_module else [each]
-            found += [one for one in inner if isinstance(one, griffe.Class)]
-    return found

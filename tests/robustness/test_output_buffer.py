@@ -66,7 +66,7 @@ async def test_worker_handles_large_messages(server: Server, prefix: str, no_tas
             task = asyncio.create_task(broker.run())
             await until(lambda: len(handled) == COUNT, "all are handled")
             letters = broker.dead_letters
-            topic = await broker.topics.lookup("t")
+            topic = await broker.topics._lookup("t")
             listed = [each async for each in letters.iterate(topic, "g")]
             broker.stop(timedelta(0))
             await task

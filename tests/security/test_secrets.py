@@ -160,7 +160,7 @@ async def test_a_payload_is_never_logged(server_url: str, prefix: str, caplog: p
             await broker.publish("t", [BODY])
             letters = await dies(broker, "t", "g", 3)
             await settled(broker, "t")
-            place = await broker.topics.lookup("t")
+            place = await broker.topics._lookup("t")
             errors = [letter.error async for letter in broker.dead_letters.iterate(place, "g")]
     assert len(letters) == 3
     assert BODY not in caplog.text

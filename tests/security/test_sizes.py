@@ -123,7 +123,7 @@ async def test_a_giant_is_buried_by_reference(
             assert await dies(broker, "t", "g", 1) == [("malformed", None)]
             await settled(broker, "t")
         assert await broker.client.execute_command("MEMORY", "USAGE", dlq) < 10_000
-        place = await broker.topics.lookup("t")
+        place = await broker.topics._lookup("t")
         (letter,) = [each async for each in broker.dead_letters.iterate(place, "g")]
         assert (letter.origin.encode(), f"the entry has {size // 10_000}" in letter.error) == (giant, True)
         assert await broker.dead_letters.replay(place, "g") == 0

@@ -78,9 +78,9 @@ async def test_rows_of_a_prefix_that_no_worker_has_are_named_in_the_log(
     in_an_hour = datetime.now(UTC) + timedelta(hours=1)  # fresh, however slow this machine is
     own = Deployment(server_url, f"{prefix}own", engine)
     async with engine.begin() as connection:
-        rows = [{**lost.row("sent", number), "created_at": long_ago} for number in range(3)]
-        rows += [{**fresh.row("sent", 0), "created_at": in_an_hour}]
-        rows += [{**own.outbox.row("sent", 0), "created_at": long_ago}]
+        rows = [{**lost._row("sent", number), "created_at": long_ago} for number in range(3)]
+        rows += [{**fresh._row("sent", 0), "created_at": in_an_hour}]
+        rows += [{**own.outbox._row("sent", 0), "created_at": long_ago}]
         await connection.execute(insert(OUTBOX), rows)
     async with own.broker.running():
         await until(lambda: f"RSMQ_PREFIX={lost.deployment}" in caplog.text, "they are named")

@@ -225,7 +225,7 @@ async def test_untraced_broker_adds_no_headers_or_spans(
         seen.put_nowait(message.headers)
 
     async with broker.running():
-        assert type(broker.producer) is Producer
+        assert type(broker._producer) is Producer
         await broker.publish("orders", {})
         assert await asyncio.wait_for(seen.get(), 20) == {}
         with pytest.raises(ConfigError, match="connected already"):

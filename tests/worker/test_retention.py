@@ -140,7 +140,7 @@ async def test_required_archive_set_meanwhile_stops_the_next_round(orders: Serve
     await orders.fill(0, 300, read=300, settle=300)
     orders.consumers.append(Consumer(topic, {0: None}))
     retention = orders.retention()
-    assert orders.topics.cached("orders") is not None
+    assert orders.topics._cached("orders") is not None
     other = Topics(orders.client, orders.keys, orders.settings)
     await other.change("orders", archive="required")
     assert await retention.tidy() == 0

@@ -226,7 +226,7 @@ class Runner(Pool):
 
     async def _expires(self, message: Message, lane: Lane) -> bool:
         """Whether a message has expired: then it is settled, and its handler does not start."""
-        left = message.lifetime(self._settler.clock.now_ms())
+        left = message._lifetime(self._settler.clock.now_ms())
         if left is None or left > 0:
             return False
         if message.is_redelivered and await self.is_concluded(message, lane):
@@ -284,7 +284,7 @@ class Runner(Pool):
         if outcome is not None:
             lane.outgoing.forget(message.entry_id)
         now = self._settler.clock.now_ms()
-        age, left = timedelta(milliseconds=now - message.stored_ms), message.lifetime(now)
+        age, left = timedelta(milliseconds=now - message._stored_ms), message._lifetime(now)
         lifetime = None if left is None else timedelta(milliseconds=left)
         is_marked = message.entry_id in lane.cancels
         return conclude(outcome, message.attempt, self.handler.retry, age, lifetime, is_marked=is_marked)

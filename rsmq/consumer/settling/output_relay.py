@@ -146,7 +146,7 @@ class OutputRelay:
     async def _append(self, lane: Lane, target: tuple[str, int], entries: list[WaitingOutput]) -> int:
         """Append entries to one target. Returns how many of them are there now."""
         keys, (name, partition) = self._keys, target
-        topic = self._topics.cached(name) or await self._topics.lookup(name)
+        topic = self._topics._cached(name) or await self._topics._lookup(name)
         names = [keys.stream(*target), keys.jobs(*target), keys.delayed(*target)]
         args: list[Value] = [f"out|{lane.topic}.{lane.partition}|{lane.group}", topic.max_length, topic.on_full]
         for each in entries:

@@ -87,7 +87,7 @@ class Outputs:
 
     def letter(self, message: Message, key: str, notes: Sequence[Value]) -> Output:
         """A message as a dead letter: an output with a key of its own, in the slot of its partition."""
-        fields = (*message.entry, *(str(each) if isinstance(each, int) else each for each in notes))
+        fields = (*message._stored_entry, *(str(each) if isinstance(each, int) else each for each in notes))
         own = OwnKey(key, self._settings.dlq_length)
         size = sum(map(len, fields))
         return Output(self._context.topic, message.partition, message.id, fields, size, "", is_once=False, own=own)

@@ -85,14 +85,14 @@ class RateLimit:
         self._members = members
         self._on_open = on_open
         self._window = Window()
-        self._share = 1, rate.share(1)
+        self._share = 1, rate._share_of(1)
         self._timer: asyncio.TimerHandle | None = None
 
     def room(self) -> int:
         """How many messages may start now."""
         now, members = monotonic(), self._members()
         if self._share[0] != members:
-            self._share = members, self._rate.share(members)
+            self._share = members, self._rate._share_of(members)
         share = self._share[1]
         room = self._window.room(now, *share)
         if room == 0 and self._timer is None:

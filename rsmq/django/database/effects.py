@@ -65,7 +65,7 @@ class DjangoEffects(HandledMessages):
                 raise
             is_in_doubt = is_complete and (wrapper.connection is None or not wrapper.is_usable())
             wrapper.close_if_unusable_or_obsolete()
-            if is_in_doubt and self.has_committed_plain(marked.marks[0]):
+            if is_in_doubt and self._has_committed_plain(marked.marks[0]):
                 return
             said = explained(error)
             if said is error:

@@ -44,7 +44,7 @@ class DjangoOutbox(RelayedOutbox):
         `transaction.atomic()`. In async code write `await sync_to_async(...)` around the transaction, as for the ORM.
         """
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
-        return self.add([self.row(topic, payload, **options)])[0]
+        return self.add([self._row(topic, payload, **options)])[0]
 
     def publish_many(
         self,
@@ -56,7 +56,7 @@ class DjangoOutbox(RelayedOutbox):
     ) -> list[str]:
         """`publish` for many payloads, in one statement. `key` gives the key of a payload."""
         refuse_unknown("outbox.publish_many", options, OutboxManyOptions.__annotations__)
-        return self.add(self.rows(topic, items, key, options))
+        return self.add(self._rows(topic, items, key, options))
 
     def add(self, rows: list[dict[str, Any]]) -> list[str]:
         """Insert what `row` has made; returns the ids."""
@@ -67,7 +67,7 @@ class DjangoOutbox(RelayedOutbox):
             )
         here = DjangoConnection(self._alias)
         try:
-            for statement, values in self.steps(rows):
+            for statement, values in self._steps(rows):
                 here.execute(statement, values)
         except Error as error:
             raise explained(error) from error

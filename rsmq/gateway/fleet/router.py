@@ -104,7 +104,7 @@ class MqttRouter:
         """Note what is under way. A partition has one batch at a time."""
         found = dict[str, int]()
         for origin, run in groupby(messages, ORIGIN):
-            found.setdefault(partition_name(origin), next(run).stored_ms)
+            found.setdefault(partition_name(origin), next(run)._stored_ms)
         self.under_way.update(found)
         return list(found)
 

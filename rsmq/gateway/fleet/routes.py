@@ -73,7 +73,7 @@ class Routes:
     async def look_up(self, topics: Topics) -> None:
         """Look up the topics, which creates those that do not exist."""
         for route in self._routes:
-            topic = await topics.lookup(route.topic)
+            topic = await topics._lookup(route.topic)
             self._targets[route.topic] = topic
             if route.band is not None:
                 self._targets[route.target] = topic.in_band(route.band)
