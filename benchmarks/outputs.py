@@ -22,6 +22,7 @@ ROUNDS: Final = 5
 GROUP: Final = "billing"
 KEYS: Final = Keys()
 STREAM, LEASE, OUT = KEYS.stream("orders", 0), KEYS.lease("orders", 0, GROUP), KEYS.stream("invoices", 0)
+RETRY: Final = KEYS.retry("orders", 0, GROUP)
 FIELDS: Final = ("data", b"x" * 100, "id", "019a6c1e-0000-7000-8000-000000000000", "key", "customer-1")
 
 Settle = Callable[[Any, list[bytes]], None]
@@ -29,14 +30,14 @@ Settle = Callable[[Any, list[bytes]], None]
 
 def with_outputs(pipe: Any, ids: list[bytes]) -> None:
     """One fenced script: the acknowledgements and the outputs."""
-    args = [part for entry_id in ids for part in (entry_id, 1, 3, "", len(FIELDS), *FIELDS)]
+    args = [part for entry_id in ids for part in (entry_id, 1, 4, "", len(FIELDS), *FIELDS)]
     head = ("me", "7", GROUP, 0, 1, 0, 0)
-    pipe.execute_command(*SETTLE_OUTPUTS.command((STREAM, LEASE, OUT), (*head, *args)))
+    pipe.execute_command(*SETTLE_OUTPUTS.command((STREAM, LEASE, RETRY, OUT), (*head, *args)))
 
 
 def alone(pipe: Any, ids: list[bytes]) -> None:
     """The settlement without outputs."""
-    pipe.execute_command(*SETTLE_MESSAGES.command((STREAM, LEASE), ("me", GROUP, "7", len(ids), *ids)))
+    pipe.execute_command(*SETTLE_MESSAGES.command((STREAM, LEASE, RETRY), ("me", GROUP, "7", len(ids), 0, *ids)))
 
 
 def plain(pipe: Any, ids: list[bytes]) -> None:

@@ -79,8 +79,16 @@ def pump(member: Member, rules: Rules) -> tuple[Member, list[int]]:
     return member, started
 
 
-def _send(member: Member, kind: str, role: str, *args: Any, lane: Lane, known: Iterable[int] = ()) -> Member:
-    command = Command(kind, role, member.name, lane.grant, lane.epoch, args, frozenset(known))
+def _send(
+    member: Member,
+    kind: str,
+    role: str,
+    *args: Any,
+    lane: Lane,
+    known: Iterable[int] = (),
+    retried: Iterable[tuple[int, int]] = (),
+) -> Member:
+    command = Command(kind, role, member.name, lane.grant, lane.epoch, args, frozenset(known), tuple(retried))
     return member._replace(lane=lane, on_way=(*member.on_way, command))
 
 
@@ -179,7 +187,9 @@ def _settle(member: Member, rules: Rules) -> Member:
         lane = _with(lane, item._replace(phase=SETTLING))
     if rules.has_outputs:
         return _send(member, "settle_outputs", "settle", is_again, *(item.number for item in done), lane=lane)
-    return _send(member, "settle", "settle", *(item.number for item in done), lane=lane)
+    retried = [] if rules.is_shared else [(item.number, item.attempt - 1) for item in done if item.is_again]
+    retried = [each for each in retried if each[1]]
+    return _send(member, "settle", "settle", *(item.number for item in done), lane=lane, retried=retried)
 
 
 def _leave(member: Member) -> Member:
@@ -299,6 +309,20 @@ def unanswered(member: Member, command: Command) -> Member:
             item = next(item for item in lane.items if item.number == command.args[0])
             lane = _with(lane, item._replace(is_unsure=True))
     return member._replace(lane=lane)
+
+
+def refused(member: Member, command: Command) -> Member:
+    """The server answers with an error: a right is missing, a key has another type, a stream takes nothing."""
+    broken, lane = member.broken, member.lane
+    after = unanswered(member, command)
+    if command.kind == "claim" or lane is None or lane.grant != command.grant:
+        return after  # the reading connection is opened again
+    after = after._replace(broken=broken)
+    if command.kind == "settle":  # its lane is dropped, and all of it is taken over again
+        return after._replace(lane=None)
+    if command.kind in ("start", "park", "bury"):  # the same call again
+        return after._replace(lane=lane)
+    return after
 
 
 def restarted(member: Member, *, is_ours: bool = False) -> Lane:

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from rsmq.redis.scripts import OK, STALE_EPOCH
-from tests.interleavings.member import Rules, answered, batch_ended, ended, pump, restarted, resumed, unanswered
+from tests.interleavings.member import (
+    Rules,
+    answered,
+    batch_ended,
+    ended,
+    pump,
+    refused,
+    restarted,
+    resumed,
+    unanswered,
+)
 from tests.interleavings.store import Store
 from tests.interleavings.world import PARKED, RUNNING, Command, Lane, Left, Member, Opening, Server, Truth, World
 
@@ -26,6 +36,9 @@ ACTS: Final = {
     "settle_outputs": "settlement with outputs",
     "hand_back": "hand-back",
 }
+
+
+REFUSABLE: Final = {"claim", "adopt", "start", "park", "unpark", "bury", "settle", "settle_outputs", "hand_back"}
 
 
 class Move(NamedTuple):
@@ -212,10 +225,21 @@ class Moves:
             return
         member, started = answered(world.members[index], command, reply, self._rules)
         yield self._changed(f"{text} → {_shown(reply)}", after, index, member, started, broken=broken)
+        yield from self._refusals(world, command, index, text)
         if world.left.lost and command.kind not in ("renew", "release", "touch"):
             member = unanswered(world.members[index], command)
             text = f"the connection of {text} breaks before the reply"
             yield self._changed(text, _lost(world, {command}), index, member, is_fault=True)
+
+    def _refusals(self, world: World, command: Command, index: int, text: str) -> Iterator[Move]:
+        """The server refuses one of the writes of a command."""
+        if not world.left.refusals or command.kind not in REFUSABLE:
+            return
+        left = world.left._replace(refusals=world.left.refusals - 1)
+        for server, name in self._store.refusals(world.server, command).items():
+            after = world._replace(server=server, left=left)
+            member = refused(world.members[index], command)
+            yield self._changed(f"{text} is refused: {name}", after, index, member, is_fault=True)
 
     def _settled(self, world: World, command: Command, reply: Any, server: Server) -> Iterable[int]:
         """What a command has acknowledged."""
@@ -237,11 +261,13 @@ class Moves:
     # -- a failover -----------------------------------------------------------------------------------------------
 
     def _losses(self, world: World) -> Iterator[Move]:
-        """The server forgets the last start of a message, which was not a retry and after which nothing came."""
+        """The server forgets the last start of a message, after which nothing came of it. One that has kept its place
+        while it waited for its retry is parked again."""
         parked = {number for number, *_ in world.server.parked}
         for number, _, attempts, _ in world.server.pending if world.left.losses else ():
-            if attempts > 1 and number not in parked and (number, attempts - 1) not in world.truth.retried:
-                server = self._store.lose_charge(world.server, number)
+            if attempts > 1 and number not in parked:
+                was_parked = (number, attempts - 1) in world.truth.retried and self._rules.blocks(number)
+                server = self._store.lose_start(world.server, number, was_parked=was_parked)
                 after = world._replace(server=server, left=world.left._replace(losses=world.left.losses - 1))
                 yield self._checked(f"a failover loses the last start of {number}", after, is_fault=True)
 
@@ -295,7 +321,7 @@ class Moves:
             return f"{number} starts again after it was settled"
         if number in dead:
             return f"{number} starts although it is a dead letter"
-        if number in truth.handled and world.left[:3] == self._left[:3]:
+        if number in truth.handled and (world.left[:3], world.left.refusals) == (self._left[:3], self._left.refusals):
             return f"{number} is handled twice without a fault"
         return ""
 

@@ -24,6 +24,7 @@ SHARED_BATCH: Final = SHARED._replace(batch=3)
 ONE_KEY: Final = Rules(("a", "a"))
 NO_KEYS: Final = Rules(("", ""))
 CHARGES: Final = Rules(("a",), attempts=3)
+THREE_ATTEMPTS: Final = Rules(("a", "a"), attempts=3)
 OUTPUTS: Final = ONE_KEY._replace(has_outputs=True)
 TWO_AT_A_TIME: Final = NO_KEYS._replace(concurrency=2)
 
@@ -53,9 +54,13 @@ SCENARIOS: Final = (
     Scenario("2 of one key, 1 pause, 2 failures", ONE_KEY, Left(pauses=1, failures=2)),
     Scenario("2 of one key, 1 stop, 1 pause", ONE_KEY, Left(stops=1, pauses=1), is_short=True),
     Scenario("2 of one key, 1 handover, 1 crash", ONE_KEY, Left(handovers=1, crashes=1), is_short=True),
-    Scenario(
-        "1 of a key, 2 pauses, 1 failure, 1 lost charge", CHARGES, Left(pauses=2, failures=1, losses=1), is_short=True
-    ),
+    Scenario("1 of a key, 2 pauses, 1 failure, 1 lost start", CHARGES, Left(pauses=2, failures=1, losses=1)),
+    Scenario("1 of a key, 1 pause, 1 failure, 1 lost start", CHARGES, Left(pauses=1, failures=1, losses=1), True),
+    Scenario("2 of one key, 1 failure, 1 lost start", ONE_KEY, Left(failures=1, losses=1)),
+    Scenario("2 without keys, 1 failure, 1 lost start", NO_KEYS, Left(failures=1, losses=1)),
+    Scenario("2 with outputs, 1 failure, 1 lost start", OUTPUTS, Left(failures=1, losses=1)),
+    Scenario("2 in batches, 1 failure, 1 lost start", ONE_KEY._replace(batch=2), Left(failures=1, losses=1)),
+    Scenario("2 of one key, 2 failures, 1 pause, 1 lost start", THREE_ATTEMPTS, Left(pauses=1, failures=2, losses=1)),
     Scenario("2 without keys, 2 at a time, 2 failures", TWO_AT_A_TIME, Left(failures=2), is_short=True),
     Scenario("2 without keys, 1 failure, 1 lost reply", NO_KEYS, Left(failures=1, lost=1), is_short=True),
     Scenario("2 without keys, 1 failure, 2 lost replies", NO_KEYS, Left(failures=1, lost=2)),
@@ -69,6 +74,14 @@ SCENARIOS: Final = (
     Scenario("3 in batches, 1 failure, 1 pause", BATCH, Left(failures=1, pauses=1)),
     Scenario("2 in batches, 1 crash, 1 lost reply", ONE_KEY._replace(batch=2), Left(crashes=1, lost=1), is_short=True),
     Scenario("2 in batches, 1 failure, 1 lost reply", ONE_KEY._replace(batch=2), Left(failures=1, lost=1)),
+    Scenario("2 of one key, 1 refusal, 2 failures", ONE_KEY, Left(refusals=1, failures=2), is_short=True),
+    Scenario("2 without keys, 1 refusal, 2 failures", NO_KEYS, Left(refusals=1, failures=2)),
+    Scenario("2 with outputs, 1 refusal, 1 failure", OUTPUTS, Left(refusals=1, failures=1), is_short=True),
+    Scenario("2 with outputs, 2 refusals, 1 pause", OUTPUTS, Left(refusals=2, pauses=1)),
+    Scenario("2 with outputs, 1 refusal, 1 crash, 1 lost reply", OUTPUTS, Left(refusals=1, crashes=1, lost=1)),
+    Scenario("2 of one key, 1 refusal, 1 handover, 1 failure", ONE_KEY, Left(refusals=1, handovers=1, failures=1)),
+    Scenario("2 in batches, 1 refusal, 1 failure, 1 pause", ONE_KEY._replace(batch=2), Left(0, 0, 1, 1, refusals=1)),
+    Scenario("2 shared, 1 refusal, 1 failure", SHARED_TWO, Left(refusals=1, failures=1)),
     Scenario("3 shared, 1 crash, 1 lost reply", SHARED, Left(crashes=1, lost=1)),
     Scenario("3 shared in batches, 1 crash, 1 lost reply", SHARED_BATCH, Left(crashes=1, lost=1)),
     Scenario("2 shared, 1 crash, 1 lost reply", SHARED_TWO, Left(crashes=1, lost=1)),
@@ -83,6 +96,11 @@ BURIAL: Final = Scenario("1 pause, 2 failures", ONE_KEY, Left(pauses=1, failures
 RENEWAL: Final = Scenario("1 pause, 1 renewal", ONE_KEY, Left(pauses=1, renewals=1))
 LOST: Final = Scenario("1 failure, 1 lost reply", ONE_KEY, Left(failures=1, lost=1))
 CHARGE: Final = Scenario("2 pauses, 1 failure, 1 lost charge", CHARGES, Left(pauses=2, failures=1, losses=1))
+LOST_START: Final = Scenario("1 failure, 1 lost start", ONE_KEY, Left(failures=1, losses=1))
+LOST_START_OUTPUTS: Final = Scenario("outputs, 1 failure, 1 lost start", OUTPUTS, Left(failures=1, losses=1))
+LOST_STARTS: Final = Scenario("2 failures, 1 lost start", CHARGES, Left(failures=2, losses=1))
+OUTPUTS_REFUSED: Final = Scenario("outputs, 1 refusal", OUTPUTS, Left(refusals=1))
+BURY_REFUSED: Final = Scenario("2 failures, 1 refusal", NO_KEYS, Left(failures=2, refusals=1))
 CRASH: Final = Scenario("1 crash, 1 lost reply", ONE_KEY, Left(crashes=1, lost=1))
 TWO_LEASES: Final = Scenario("1 crash, 2 pauses", ONE_KEY, Left(crashes=1, pauses=2))
 STOP: Final = Scenario("1 stop, 1 pause", ONE_KEY, Left(stops=1, pauses=1))
@@ -186,6 +204,18 @@ WEAKENINGS: Final = (
     Weakening("park_message", "parks what has started since", LATE_KEY, "if row and row[4] > tonumber(ARGV[5]) then"),
     Weakening("bury_message", "does not acknowledge", TWICE, "redis.call('XACK', ", "local _ = tostring("),
     Weakening("bury_message", "writes a second dead letter", TWICE, "or ARGV[7] == '1'", ""),
+    Weakening(
+        "settle_messages", "leaves parked what a failover has parked again", LOST_START,
+        "for i = last + 1, last + parked do", "for i = 1, 0 do",
+    ),
+    Weakening(
+        "settle_outputs", "leaves parked what a failover has parked again", LOST_START_OUTPUTS,
+        "local retry = redis.call('EXISTS', KEYS[3]) == 1 and KEYS[3]", "local retry",
+    ),
+    Weakening(
+        "park_message", "leaves parked what a failover has parked again", LOST_STARTS,
+        "if row then redis.call('ZREM', KEYS[3],", "if false then redis.call('ZREM', KEYS[3],",
+    ),
     Weakening("settle_messages", "acknowledges nothing", CRASH, "for i = first, last, 1000 do", "for i = 1, 0 do"),
     Weakening("settle_outputs", UNFENCED, OUTPUTS_PAUSE),
     Weakening("start_message", "of a batch checks neither owner nor epoch", BATCH_PAUSE),
@@ -233,6 +263,18 @@ WEAKENINGS: Final = (
     Weakening(
         "settle_outputs", "acknowledges nothing", OUTPUTS_LOST,
         "if redis.call('XACK', stream, group, id) == 1 then return true end", "if true then return true end",
+    ),
+    Weakening(
+        "settle_outputs", "acknowledges before a sealed stream refuses", OUTPUTS_REFUSED,
+        "if write == 'XADD' then can_append(KEYS[index]) end", "",
+    ),
+    Weakening(
+        "settle_outputs", "acknowledges before a right is refused", OUTPUTS_REFUSED,
+        "can_write(write, KEYS[index])", "",
+    ),
+    Weakening(
+        "bury_message", "acknowledges before a right is refused", BURY_REFUSED,
+        "can_write('XADD', KEYS[4], 'XACK', KEYS[1], 'ZREM', KEYS[3])", "redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])",
     ),
     Weakening("", "a member that connects again leaves its last connection open", LATE, "", ""),
 )  # fmt: skip

@@ -44,6 +44,18 @@ PICTURE: Final = (
 )
 
 
+RIGHTS: Final = ("xack", "xadd", "xclaim", "xautoclaim", "zadd", "zrem", "hset")
+SEAL: Final = f"{2**64 - 1}-{2**64 - 1}"
+REFUSALS: Final[tuple[tuple[str, list[Wire], str], ...]] = (
+    *((f"no right to {name.upper()}", [("AUTH", f"no-{name}", "")], "") for name in RIGHTS),
+    ("no memory", [("CONFIG", "SET", "maxmemory", 1)], ""),
+    *((f"{key} has another type", [("SET", key, "x")], key) for key in (RETRY, DLQ, OUT)),
+    *((f"{key} takes no entries", [("DEL", key), ("XADD", key, SEAL, "x", "x")], key) for key in (DLQ, OUT)),
+)
+"""What the server may refuse a write with: the commands before it, and the key that they spoil."""
+UNHINDERED: Final[tuple[Wire, ...]] = (("AUTH", "default", ""), ("CONFIG", "SET", "maxmemory", 0))
+
+
 class Store:
     """Executes commands on states. The same command in the same state is executed once; `calls` counts these.
 
@@ -66,6 +78,10 @@ class Store:
         for source in {script.source for script in SCRIPTS.values()}:
             self._client.script_load(source)
         self._client.flushdb()
+        for name in RIGHTS:
+            self._client.execute_command(
+                "ACL", "SETUSER", f"no-{name}", "on", "nopass", "~*", "&*", "+@all", f"-{name}"
+            )
         for number, key in enumerate(keys, 1):
             fields = ("data", "", "id", f"{number}", *(("key", key) if key else ()))
             self._client.execute_command("XADD", STREAM, stream_id(number), *fields)
@@ -75,12 +91,27 @@ class Store:
 
     def execute(self, server: Server, command: Command, alive: frozenset[str]) -> tuple[Any, Server]:
         """The reply, and the state after it. `alive`: the members with a presence connection."""
-        asked = (server, command.kind, command.member, command.epoch, command.args, command.kind == "take" and alive)
+        asked = (server, command.kind, command.member, command.epoch, command.args, command.retried)
+        asked = (*asked, command.kind == "take" and alive)
         if asked not in self._known:
             if command.kind == "take":
                 self._listen(alive)
             self._known[asked] = self._exchange([wire(command)], server)
         return self._known[asked]
+
+    def refusals(self, server: Server, command: Command) -> dict[Server, str]:
+        """The states after a command whose writes the server refuses, each with what refused it. What hinders it is
+        gone after it. A command that succeeds all the same is none of these."""
+        asked = (server, command.kind, command.member, command.epoch, command.args, command.retried, "refused")
+        if asked not in self._known:
+            states = dict[Server, str]()
+            for name, before, key in REFUSALS:
+                reply, after = self._exchange([*before, wire(command), *UNHINDERED], server, len(before), key)
+                if isinstance(reply, redis.ResponseError):
+                    states.setdefault(after, name)
+            self._known[asked] = (states, server)
+        found: dict[Server, str] = self._known[asked][0]
+        return found
 
     def pass_lease(self, server: Server) -> Server:
         """The lease is over, and every retry is due."""
@@ -92,11 +123,13 @@ class Store:
         index = next(index for index, each in enumerate(server.parked) if not each[2])
         return self._pass(server, "retry", [self._due(index, *server.parked[index][:2])])
 
-    def lose_charge(self, server: Server, number: int) -> Server:
+    def lose_start(self, server: Server, number: int, *, was_parked: bool) -> Server:
         """A failover has lost the last start of a message: its charge, and that it is parked no more."""
         owner, attempts = next(row[1:3] for row in server.pending if row[0] == number)
-        claim = ("XCLAIM", STREAM, GROUP, owner, 0, stream_id(number), "RETRYCOUNT", attempts - 1, "JUSTID")
-        return self._pass(server, f"loss of {number}", [claim])
+        lost = [("XCLAIM", STREAM, GROUP, owner, 0, stream_id(number), "RETRYCOUNT", attempts - 1, "JUSTID")]
+        if was_parked:
+            lost.append(self._due(0, number, attempts - 1))
+        return self._pass(server, f"loss of {number}", lost)
 
     def pass_idle(self, server: Server, numbers: frozenset[int]) -> Server:
         """These messages were not touched for a lease, and every retry is due."""
@@ -115,19 +148,29 @@ class Store:
             self._known[server, what] = self._exchange(commands, server)
         return self._known[server, what][1]
 
-    def _exchange(self, commands: list[Wire], server: Server | None = None) -> tuple[Any, Server]:
-        restoring: list[Wire] = []
+    def _exchange(
+        self, commands: list[Wire], server: Server | None = None, asked: int = 0, spoiled: str = ""
+    ) -> tuple[Any, Server]:
+        """The reply to the command number `asked`, which may be an error, and the state after all of them. `spoiled`: a
+        key that is as before in it."""
+        restoring = dict[str, Wire]()
         if server is not None:
             dumps = zip(PARTS, self._dumps[server], strict=True)
-            restoring = [("RESTORE", part, 0, dump, "REPLACE") if dump else ("DEL", part) for part, dump in dumps]
+            restoring = {part: ("RESTORE", part, 0, dump, "REPLACE") if dump else ("DEL", part) for part, dump in dumps}
+        mended = [restoring[spoiled]] if spoiled else []
         with self._client.pipeline(transaction=False) as exchange:
-            for command in (*restoring, *commands, *PICTURE):
+            for command in (*restoring.values(), *commands, *mended, *PICTURE):
                 exchange.execute_command(*command)
-            replies = exchange.execute()
+            replies = exchange.execute(raise_on_error=False)
+        failed = [
+            each for at, each in enumerate(replies) if isinstance(each, Exception) and at != len(restoring) + asked
+        ]
+        if failed:
+            raise failed[0]
         picture, dumps = replies[-len(PICTURE) : -len(PARTS)], replies[-len(PARTS) :]
         after = _picture(*picture)
         self._dumps.setdefault(after, dumps)
-        return replies[len(restoring)] if commands else None, after
+        return replies[len(restoring) + asked] if commands else None, after
 
     def _listen(self, alive: frozenset[str]) -> None:
         for name in alive ^ self._listening:

@@ -22,7 +22,8 @@ class Command(NamedTuple):
     """A command that is on its way to the server. `grant`: under which it was sent.
 
     `role` is the connection of the member that has sent it: one command at a time. `known`: for a claim, the messages
-    that were in flight when it was sent.
+    that were in flight when it was sent. `retried`: for a settlement, what has started again, and after how many
+    attempts.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Command(NamedTuple):
     epoch: str = ""
     args: tuple = ()
     known: frozenset[int] = frozenset()
+    retried: tuple[tuple[int, int], ...] = ()
 
 
 class Item(NamedTuple):
@@ -132,6 +134,7 @@ class Left(NamedTuple):
     renewals: int = 0
     stops: int = 0
     losses: int = 0
+    refusals: int = 0
 
 
 class Truth(NamedTuple):

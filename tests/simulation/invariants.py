@@ -33,9 +33,9 @@ def fences(command: Sequence[bytes], name: str) -> Iterator[tuple[bytes, list[by
     keys, args = command[3 : 3 + count], command[3 + count :]
     if name == scripts.SETTLE_MESSAGES.name:
         at = 2
-        for lease in keys[1::2]:
+        for lease in keys[1::3]:
             yield lease, [args[0], args[at]]
-            at += 2 + int(args[at + 1])
+            at += 3 + int(args[at + 1]) + int(args[at + 2])
     elif name in FENCED:
         yield keys[FENCED[name]], [args[0], args[1]]
     elif name in SESSIONS:
@@ -46,10 +46,10 @@ def settled_by(command: Sequence[bytes]) -> Iterator[tuple[str, list[bytes]]]:
     """The streams, and the ids in each, that a call of settle_messages names."""
     count = int(command[2])
     keys, args, at = command[3 : 3 + count], command[3 + count :], 2
-    for stream in keys[::2]:
+    for stream in keys[::3]:
         size = int(args[at + 1])
-        yield stream.decode(), list(args[at + 2 : at + 2 + size])
-        at += 2 + size
+        yield stream.decode(), list(args[at + 3 : at + 3 + size])
+        at += 3 + size + int(args[at + 2])
 
 
 class Fences:

@@ -176,7 +176,7 @@ class Outputs:
         is_again = int(self._client.is_cluster or any(entry.is_sent for _, entry in page))
         out = self._keys.out(lane.topic, lane.partition, lane.group) if self._client.is_cluster else ""
         every = [output for _, entry in page for output in entry.stored]
-        arguments = OutputArguments(self._producer, every, first=(lane.stream, lane.lease_key), out=out)
+        arguments = OutputArguments(self._producer, every, first=(lane.stream, lane.lease_key, lane.retry_key), out=out)
         streams, zsets, has_rules = arguments.counts
         if lane.outgoing.can_swap:
             has_rules = 2

@@ -116,9 +116,11 @@ class Settler:
     def _settling(self, batch: AckBatch) -> Command:
         keys, args = list[str](), list[Value]((self._member, self._group))
         for lane, ids in batch:
-            keys += (lane.stream, lane.lease_key)
-            args += (lane.epoch, len(ids))
+            parked = lane.parked_members(ids) if lane.retried else ()
+            keys += (lane.stream, lane.lease_key, lane.retry_key)
+            args += (lane.epoch, len(ids), len(parked))
             args += ids
+            args += parked
         return keys, args
 
     async def confirm(self, batch: AckBatch, reply: Any) -> None:
@@ -254,6 +256,8 @@ class Settler:
         keys, args = self._fenced(lane, entry_id, message.attempt - 1)
         command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
         reply = await self._call(START_MESSAGE, lane, entry_id, command)
+        if reply is not None and lane.epoch and message.attempt > 1:
+            lane.note_retry(entry_id, message.attempt - 1)
         return None if reply is None else bytes(reply[0])
 
     async def settle_cancelled(self, lane: Lane, entry_id: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rsmq.consumer.waiting.flows import Flows
 from rsmq.consumer.waiting.key_windows import KeyWindows
@@ -16,6 +16,9 @@ from rsmq.model.layout import NORMAL
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.stream_id import parse_stream_id
+
+MOST_RETRIED: Final = 1000
+"""Messages that have started again, of which the lane remembers which are in flight."""
 
 Collect = Callable[..., Coroutine[Any, Any, MessageRef]]
 """Takes message, lane, topic, payload and options."""
@@ -36,7 +39,7 @@ class Lane:
     __slots__ = (
         "_collect", "asking", "band", "cancelled_key", "cancels", "cancels_key", "deployment", "dlq_key", "done",
         "errors_key", "flows", "group", "in_flight", "is_quiet", "lease", "lease_key", "max_attempts", "outgoing",
-        "partition", "recovery", "retry_key", "settling", "stream", "topic", "windows",
+        "partition", "recovery", "retried", "retry_key", "settling", "stream", "topic", "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease, band: str = NORMAL) -> None:
@@ -58,6 +61,8 @@ class Lane:
         self.settling: list[list[bytes]] = []
         self.asking: set[bytes] = set()
         self.cancels: set[bytes] = set()
+        self.retried: dict[bytes, int] = {}
+        """Messages that have started again here, with the attempts charged before."""
         self.is_quiet = False
         self.recovery = Recovery()
         self.flows = Flows()
@@ -170,6 +175,16 @@ class Lane:
         """These run, and are to be cancelled."""
         self.cancels &= self.in_flight
         self.cancels.update(ids)
+
+    def note_retry(self, entry_id: bytes, attempts: int) -> None:
+        """A message starts again, after so many attempts."""
+        if len(self.retried) > MOST_RETRIED and len(self.retried) > 2 * len(self.in_flight):
+            self.retried = {each: known for each, known in self.retried.items() if each in self.in_flight}
+        self.retried[entry_id] = attempts
+
+    def parked_members(self, ids: Collection[bytes]) -> list[bytes]:
+        """Under which members of the retry set these were parked before they started again."""
+        return [b"%b|%d" % (each, self.retried[each]) for each in ids if each in self.retried]
 
     # -- what is done ---------------------------------------------------------------------------------------------
 

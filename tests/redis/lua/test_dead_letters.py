@@ -104,7 +104,7 @@ async def test_reset_group_starts_at_the_given_position(
         assert await partition.call("EXISTS", partition.retry) == 0
         lease = await partition.call("HMGET", partition.lease, "owner", "epoch", "until_ms", "reader")
         assert lease == [b"", epoch, b"0", b"5 addr"]
-    late = (partition.stream, partition.lease), ("me", GROUP, "7", 1, ids[0])
+    late = (partition.stream, partition.lease, partition.retry), ("me", GROUP, "7", 1, 0, ids[0])
     assert await SETTLE_MESSAGES(partition.client, *late) == [[b"STALE_EPOCH"]]
     reply = await partition.call("XREADGROUP", "GROUP", GROUP, "me", "STREAMS", partition.stream, ">")
     assert [fields[1] for _, fields in (reply[0][1] if reply else [])] == delivered

@@ -25,7 +25,7 @@ async def partition(client: Client, keys: Keys) -> Partition:
     return made
 
 
-def one(entry_id: bytes, data: str, rule: str = "", target: int = 3) -> list[Any]:
+def one(entry_id: bytes, data: str, rule: str = "", target: int = 4) -> list[Any]:
     """A message with one output."""
     stored = [pack_fields(["data", data])] if rule.split(" ")[4:] not in ([], [""]) else ["data", data]
     return [entry_id, 1, target, rule, len(stored), *stored]
@@ -41,7 +41,7 @@ async def settle(
 ) -> Any:
     """One call of settle_outputs."""
     given = ("me", epoch, GROUP, again, *counts, *args)
-    return await SETTLE_OUTPUTS(partition.client, (partition.stream, partition.lease, *keys), given)
+    return await SETTLE_OUTPUTS(partition.client, (partition.stream, partition.lease, partition.retry, *keys), given)
 
 
 @pytest.mark.parametrize("epoch", [EPOCH, ""])
@@ -67,8 +67,8 @@ async def test_settle_outputs_without_room_stops_there(partition: Partition, key
     """The message before is settled; the one without room, and those after it, are not."""
     ids, target = await partition.fill(), keys.stream("invoices", 1)
     other = keys.stream("invoices", 2)
-    args = [*one(ids[0], "a", "1 reject 0 0 "), *one(ids[1], "b", "1 reject 0 0 "), *one(ids[2], "c", "", 4)]
-    assert await settle(partition, [target, other], *args, counts=(2, 0, 1)) == [b"OK", 1, 1, 3]
+    args = [*one(ids[0], "a", "1 reject 0 0 "), *one(ids[1], "b", "1 reject 0 0 "), *one(ids[2], "c", "", 5)]
+    assert await settle(partition, [target, other], *args, counts=(2, 0, 1)) == [b"OK", 1, 1, 4]
     assert await partition.pending() == 1
     assert await partition.entries(target) == [[b"data", b"a"]]
     assert await partition.entries(other) == []
@@ -125,12 +125,12 @@ async def test_settle_outputs_with_an_id_and_a_due_time(partition: Partition, ke
     """An id is stored once within its window, also twice in a call; a delayed output waits in its zset."""
     ids, target = await partition.fill(), keys.stream("invoices", 1)
     delayed, dedup = keys.delayed("invoices", 1), keys.dedup("invoices", 1, "one")
-    args = [*one(ids[0], "a", "0 reject 5 60000 "), *one(ids[1], "b", "0 reject 5 60000 ")]
+    args = [*one(ids[0], "a", "0 reject 6 60000 "), *one(ids[1], "b", "0 reject 6 60000 ")]
     assert (await settle(partition, [target, delayed, dedup], *args, counts=(1, 1, 1)))[:2] == [b"OK", 2]
     assert await partition.entries(target) == [[b"data", b"a"]]
     assert 0 < await partition.call("PTTL", dedup) <= 60_000
     (entry,) = (await partition.call("XREADGROUP", "GROUP", GROUP, "me", "STREAMS", partition.stream, ">"))[0][1]
-    late = one(entry[0], "d", "0 reject 0 0 +5000", 4)
+    late = one(entry[0], "d", "0 reject 0 0 +5000", 5)
     assert await settle(partition, [target, delayed, dedup], *late, counts=(1, 1, 1)) == [b"OK", 1, 1, 0]
     packed, due = await partition.call("ZRANGE", delayed, 0, -1, "WITHSCORES")
     seconds, _ = await partition.call("TIME")

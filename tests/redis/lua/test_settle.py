@@ -98,7 +98,8 @@ class Partition:
     # the scripts, with the arguments that a test varies
 
     async def settle(self, ids: Sequence[bytes], epoch: str = EPOCH) -> Any:
-        return (await SETTLE_MESSAGES(self.client, [self.stream, self.lease], [ME, GROUP, epoch, len(ids), *ids]))[0]
+        keys = [self.stream, self.lease, self.retry]
+        return (await SETTLE_MESSAGES(self.client, keys, [ME, GROUP, epoch, len(ids), 0, *ids]))[0]
 
     async def start(self, entry_id: bytes, attempts: int, epoch: str = EPOCH) -> Any:
         keys = [self.stream, self.lease, self.retry, self.cancels, self.cancelled]
@@ -263,11 +264,21 @@ async def test_settle_several_partitions_checks_each_lease(partition: Partition,
     partitions = [partition, *[await Partition(client, keys, number).prepare() for number in (4, 5)]]
     ids = [await each.deliver(2) for each in partitions]
     await partition.call("HSET", partitions[1].lease, "epoch", "8")
-    args = [part for some in ids for part in (EPOCH, len(some), *some)]
-    paired = [key for each in partitions for key in (each.stream, each.lease)]
+    args = [part for some in ids for part in (EPOCH, len(some), 0, *some)]
+    paired = [key for each in partitions for key in (each.stream, each.lease, each.retry)]
     assert await SETTLE_MESSAGES(client, paired, [ME, GROUP, *args]) == [[b"OK", 2], STALE, [b"OK", 2]]
     assert [len(await each.pending()) for each in partitions] == [0, 2, 0]
     assert await SETTLE_MESSAGES(client, paired, [ME, GROUP, *args]) == [[b"OK", 0], STALE, [b"OK", 0]]
+
+
+async def test_settle_of_a_retry_whose_start_a_failover_has_lost_leaves_nothing_parked(partition: Partition) -> None:
+    """Otherwise the settled message would be delivered again. A lease that is lost removes nothing."""
+    (mine,) = await partition.deliver(1)
+    await partition.call("ZADD", partition.retry, 1, mine + b"|1")
+    keys = [partition.stream, partition.lease, partition.retry]
+    for epoch, reply, left in (("8", STALE, 1), (EPOCH, [b"OK", 1], 0)):
+        assert await SETTLE_MESSAGES(partition.client, keys, [ME, GROUP, epoch, 1, 1, mine, mine + b"|1"]) == [reply]
+        assert await partition.call("ZCARD", partition.retry) == left
 
 
 # -- start_message

@@ -8,7 +8,8 @@
 -- WHY      One call writes the dead letter and then acknowledges, so a message is neither lost nor buried twice. The
 --          body is copied inside the server. An entry with too many fields for one call is packed into one field. A
 --          body that is too large to copy stays in the stream. Only the owner of a partition settles, so a message that
---          is not pending lost its consumer, unless this call was executed before.
+--          is not pending lost its consumer, unless this call was executed before. A failover may have lost the start of
+--          a retry: then it is still parked, under the count that the server has.
 -- USES     can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
@@ -27,5 +28,5 @@ end
 for i = 8, #ARGV do fields[#fields + 1] = ARGV[i] end
 local id = redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[6], '*', unpack(fields))
 redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])
-redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5])
+redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5], ARGV[4] .. '|' .. (row and row[4] or ARGV[5]))
 return { 'OK', id, entry and 0 or 1 }

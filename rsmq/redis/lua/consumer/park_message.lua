@@ -9,9 +9,9 @@
 --          call. With key order it stays pending, so that the next owner keeps its position. The owner of the partition
 --          also parks a message that is no longer pending, because its consumer was deleted. There is nothing to retry
 --          without the entry. The server's count of deliveries becomes the number that the parked message bears: an
---          attempt that does not count is taken off, and a failover may have lost the charge of one. Under another
---          number no start would find the parked message. The error of the attempt is noted for `rsmq trace` and the
---          dead letter, of at most 10 000 messages.
+--          attempt that does not count is taken off, and a failover may have lost the charge of one, or the start of a
+--          retry, which is parked again then. Under another number no start would find the parked message. The error of
+--          the attempt is noted for `rsmq trace` and the dead letter, of at most 10 000 messages.
 -- USES     follow_clock, note_failure, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
@@ -24,8 +24,9 @@ local charged = ARGV[5] - (ARGV[8] == '0' and 1 or 0)
 local parked = ARGV[4] .. '|' .. string.format('%.0f', charged)
 if not row and redis.call('ZSCORE', KEYS[3], parked) then return { 'NOT_PENDING' } end
 if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BODY', row and 1 or 0 } end
-can_write('XCLAIM XACK', KEYS[1], 'HSET', KEYS[2], 'ZADD', KEYS[3], 'HSET', KEYS[4])
+can_write('XCLAIM XACK', KEYS[1], 'HSET', KEYS[2], 'ZADD ZREM', KEYS[3], 'HSET', KEYS[4])
 if not row or row[4] ~= charged then
+  if row then redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. row[4]) end
   redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', charged, 'FORCE', 'JUSTID')
 end
 local now = follow_clock(KEYS[2], KEYS[3])

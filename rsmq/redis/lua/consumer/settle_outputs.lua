@@ -1,6 +1,6 @@
 #!lua
 -- PURPOSE  Acknowledge handled messages of one partition and store the outputs of their handlers: both or neither.
--- KEYS     1 stream  2 lease hash  then the keys of the outputs, each once: streams, delayed zsets, dedup strings
+-- KEYS     1 stream  2 lease hash  3 retry zset  then the keys of the outputs, each once: streams, delayed zsets, dedups
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 again:0|1 (1: an earlier call may have been executed)
 --          5 streams:int  6 zsets:int  7 has_rules:0|1|2 (2: swap)  then per message: stream id, outputs:int, and per output:
 --          target:int (an index in KEYS), rule, n:int, n values (field, value, ... or a packed entry). A rule is '' (no limit) or
@@ -17,10 +17,11 @@ if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
-local time, lengths, streams, zsets = redis.call('TIME'), {}, 2 + ARGV[5], 2 + ARGV[5] + ARGV[6]
+local time, lengths, streams, zsets = redis.call('TIME'), {}, 3 + ARGV[5], 3 + ARGV[5] + ARGV[6]
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-can_write('XACK', KEYS[1])
-for index = 3, #KEYS do
+local retry = redis.call('EXISTS', KEYS[3]) == 1 and KEYS[3]
+can_write('XACK', KEYS[1], 'ZREM', KEYS[3])
+for index = 4, #KEYS do
   local write = index <= streams and 'XADD' or index <= zsets and 'ZADD' or 'SET'
   can_write(write, KEYS[index])
   if write == 'XADD' then can_append(KEYS[index]) end
@@ -68,7 +69,7 @@ while at <= #ARGV do
   local next, full = nil, 0
   if ARGV[7] ~= '0' then next, full = walk(at + 2, ARGV[at + 1], false) end
   if full > 0 then return { 'OK', done, acknowledged, full } end
-  if acknowledge(KEYS[1], ARGV[3], ARGV[at], ARGV[2] == '' and ARGV[1], ARGV[4] == '0') then
+  if acknowledge(KEYS[1], ARGV[3], ARGV[at], ARGV[2] == '' and ARGV[1], ARGV[4] == '0', retry) then
     acknowledged, next = acknowledged + 1, walk(at + 2, ARGV[at + 1], true)
   elseif not next then
     next = walk(at + 2, ARGV[at + 1], false)

@@ -7,7 +7,8 @@
 --          Under a lease only the owner settles: a message that is no longer pending lost its entry when the consumer
 --          was deleted, and the owner makes it pending again. Under shared distribution that cannot be known. XCLAIM
 --          drops a message whose entry was deleted from the pending list, so that is checked first: it stays pending
---          until its dead letter is written. A message that is cancelled does not start: the caller settles it so.
+--          until its dead letter is written. A message that is cancelled does not start: the caller settles it so. It is
+--          parked no more, also not under the count of the server: a failover may have lost an earlier start.
 -- USES     can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
@@ -19,5 +20,5 @@ if redis.call('HGET', KEYS[4], ARGV[4]) or redis.call('ZSCORE', KEYS[5], ARGV[4]
 if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BODY', row and 1 or 0 } end
 can_write('XCLAIM', KEYS[1], 'ZREM', KEYS[3])
 redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
-redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5])
+redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5], ARGV[4] .. '|' .. (row and row[4] or ARGV[5]))
 return { 'OK' }
