@@ -42,7 +42,7 @@ def flows(broker: Broker) -> Iterator[Flow]:
         yield Flow(name, handler.topic, "receive", payload, about, answer)
         for at, output in enumerate(handler.outputs):
             yield Flow(f"{name}.output{f'.{output}' if at else ''}", output, "send", returned)
-    for schedule in broker.schedules:
+    for schedule in broker.declared_schedules:
         yield Flow(f"{schedule.topic}.every.{schedule.name}", schedule.topic, "send", returned_by(schedule.function))
     for topic, payload in broker._typed_topics.items():
         yield Flow(f"{topic}.publish", topic, "send", payload)

@@ -366,7 +366,7 @@ class Broker(Router, Publishing, Requesting, Commands):
                 return
             self.worker = running = worker.Worker(
                 self._connection.connector, self.client, self.keys, serving.chosen(self.handlers), self._middlewares,
-                self._lifespans, self.schedules, self.services, serving.max_messages, self.declared,
+                self._lifespans, self.declared_schedules, self.services, serving.max_messages, self.declared,
             )  # fmt: skip
             running.producer = self._connection.producer
             try:

@@ -35,6 +35,11 @@ class Commands(ABC):
     @abstractmethod
     def topics(self) -> Topics: ...
 
+    @property
+    def schedules(self) -> control.Schedules:
+        """The schedules: publish one now, pause it, give it another rule; add some that no code has."""
+        return control.Schedules(self.client, self.keys, self.topics)
+
     async def look(
         self, message: MessageRef | str, *, topic: str | None = None, key: str | None = None
     ) -> control.MessageStatus:

@@ -8,7 +8,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
-from rsmq import dlq, persistence
+from rsmq import control, dlq, persistence
 from rsmq.broker.blocking import Blocking, blocking, iterating, passed_on
 from rsmq.broker.broker import Broker
 from rsmq.broker.portal import Portal
@@ -47,6 +47,18 @@ class SyncTopics(Blocking):
     names = blocking(Topics.names)
     change = blocking(Topics.change)
     delete = blocking(Topics.delete)
+
+
+class SyncSchedules(Blocking):
+    """The schedules of a `SyncBroker`; the methods are those of `Schedules`."""
+
+    run = blocking(control.Schedules.run)
+    pause = blocking(control.Schedules.pause)
+    resume = blocking(control.Schedules.resume)
+    set = blocking(control.Schedules.set)
+    reset = blocking(control.Schedules.reset)
+    upsert = blocking(control.Schedules.upsert)
+    remove = blocking(control.Schedules.remove)
 
 
 class SyncDevices(Blocking):
@@ -252,6 +264,11 @@ class SyncBroker(Blocking):
         return SyncTopics(self._portal, lambda broker: broker.topics)
 
     @property
+    def schedules(self) -> SyncSchedules:
+        """The schedules: publish one now, pause it, give it another rule; add some that no code has."""
+        return SyncSchedules(self._portal, lambda broker: broker.schedules)
+
+    @property
     def devices(self) -> SyncDevices:
         """The devices: list them, read their inboxes, purge."""
         return SyncDevices(self._portal, lambda broker: broker.devices)
@@ -263,11 +280,11 @@ class SyncBroker(Blocking):
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, *, only: Iterable[str] = (), concurrency: int | None = None, max_messages: int | None = None) -> None:
         """Run the handlers in this process until `stop` or Ctrl-C, which stops gracefully. See also `rsmq worker`."""
 
         async def serve(_: Broker) -> None:
-            await self.asynchronous.run()
+            await self.asynchronous.run(only=only, concurrency=concurrency, max_messages=max_messages)
 
         self._portal.call(serve, endless=True, interrupt=self.stop)
 
@@ -317,9 +334,9 @@ class SyncBroker(Blocking):
         return self.asynchronous.handlers
 
     @property
-    def schedules(self) -> list[Schedule]:
+    def declared_schedules(self) -> list[Schedule]:
         """The registered schedules."""
-        return self.asynchronous.schedules
+        return self.asynchronous.declared_schedules
 
     @property
     def services(self) -> list[Service]:

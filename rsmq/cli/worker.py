@@ -118,7 +118,7 @@ def run(
 ) -> None:
     """Load the broker and serve it."""
     broker = load_broker(target)
-    if not (broker.handlers or broker.schedules or broker.services):
+    if not (broker.handlers or broker.declared_schedules or broker.services):
         raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
     log_server(broker.settings)
     if is_child:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rsmq.control.cancel import Cancel
     from rsmq.control.look import Look
     from rsmq.control.rescheduling import Reschedule
-    from rsmq.control.schedule_run import run_schedule
+    from rsmq.control.schedules import Schedules
     from rsmq.control.search import Criteria, Findings, FindState, Hit, Search
     from rsmq.control.status import GroupStatus, MessageStatus
 else:
@@ -25,7 +25,7 @@ else:
         __name__,
         {
             "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel", "look": "Look",
-            "rescheduling": "Reschedule", "schedule_run": "run_schedule",
+            "rescheduling": "Reschedule", "schedules": "Schedules",
             "search": "Criteria FindState Findings Hit Search", "status": "GroupStatus MessageStatus",
         },
     )  # fmt: skip
@@ -43,8 +43,8 @@ __all__ = [
     "MessageStatus",
     "Reschedule",
     "Running",
+    "Schedules",
     "Search",
     "Settled",
     "Unknown",
-    "run_schedule",
 ]

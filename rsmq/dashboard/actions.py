@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.datastructures import FormData
 
-from rsmq.control import Cancel, Reschedule, run_schedule
+from rsmq.control import Cancel, Reschedule, Schedules
 from rsmq.dashboard.audit import State
 from rsmq.dashboard.page import Visit, time_given
 from rsmq.dashboard.queries import MOST_LETTERS, PageNotFound, PageRefused
@@ -262,7 +262,7 @@ async def run_now(wanted: ActionForm) -> Action:
         raise PageNotFound(f"topic {topic.name!r} has no schedule {name!r}")
 
     async def act() -> str:
-        await run_schedule(queries.client, queries.keys, topic, name)
+        await Schedules(queries.client, queries.keys, queries.topics).run(topic.name, name)
         leader = states[name].leader
         return f"{name} is asked for: {'its leader publishes it' if leader else 'it waits for a worker'}"
 

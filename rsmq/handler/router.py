@@ -35,7 +35,7 @@ class Router:
     def __init__(self, *, prefix: str = "") -> None:
         self.prefix = prefix
         self.handlers: list[Handler] = []
-        self.schedules: list[Schedule] = []
+        self.declared_schedules: list[Schedule] = []
         self.services: list[Service] = []
         self._middlewares: list[Middleware] = []
         self._is_included = False
@@ -167,7 +167,7 @@ class Router:
         for handler in router.handlers:
             topic = check_name("topic", self.prefix + prefix + handler.topic)
             self._add(replace(handler, topic=topic, around=(*router._middlewares, *handler.around)))
-        for schedule in router.schedules:
+        for schedule in router.declared_schedules:
             self._add_schedule(replace(schedule, topic=check_name("topic", self.prefix + prefix + schedule.topic)))
         for service in router.services:
             self._add_service(service)
@@ -191,11 +191,11 @@ class Router:
 
     def _add_schedule(self, schedule: Schedule) -> None:
         self._refuse_late(f"schedule {schedule.name}")
-        if any((other.topic, other.name) == (schedule.topic, schedule.name) for other in self.schedules):
+        if any((other.topic, other.name) == (schedule.topic, schedule.name) for other in self.declared_schedules):
             raise ConfigError(
                 f"topic {schedule.topic!r} has a schedule {schedule.name!r} already: give it another name=..."
             )
-        self.schedules.append(schedule)
+        self.declared_schedules.append(schedule)
 
     def _prefixed(self, topic: str) -> str:
         """The full name of a topic that is registered here."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, Final, Literal, Unpack, get_args
+from typing import Any, Final, Literal, NamedTuple, Unpack, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import anyio
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError
 from rsmq.handler.apart import apart
@@ -29,18 +29,24 @@ from rsmq.model.words import duration
 
 Missed = Literal["latest", "skip"]
 
+MOST_COUNTED: Final = 1000
 SHORTEST: Final = timedelta(milliseconds=100)
 FORM: Final = "write an interval such as '5m', a timedelta, or a cron expression such as '0 * * * *'"
 
 
-class ScheduleOptions(MessageOptions, total=False):
-    """The options of `every`. `Router.every` describes them."""
+class TickOptions(MessageOptions, total=False):
+    """The options of any schedule. `Router.every` describes them."""
 
-    name: str | None
     timezone: str | tzinfo
     missed: Missed
     expires: Duration | None
     on_expiry: OnExpiry | None
+
+
+class ScheduleOptions(TickOptions, total=False):
+    """The options of `every`."""
+
+    name: str | None
 
 
 DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(ScheduleOptions.__annotations__) | {
@@ -74,6 +80,20 @@ def rule_json(trigger: Trigger) -> str:
     else:
         rule = ScheduleRule(cron=trigger.expression, timezone=str(trigger.zone))
     return to_json(rule, exclude_none=True).decode()
+
+
+def read_rule(text: str) -> ScheduleRule:
+    """A stored rule; an empty one if it cannot be read: a newer version has written it, or none of ours."""
+    try:
+        found = from_json(text)
+        every, cron, zone = (found.get(each) for each in ("every_ms", "cron", "timezone"))
+    except (ValueError, AttributeError):
+        return ScheduleRule()
+    return ScheduleRule(
+        every if type(every) is int and every > 0 else None,
+        cron if isinstance(cron, str) else None,
+        zone if isinstance(zone, str) else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +157,11 @@ class Schedule:
     expires: timedelta | None = None
     on_expiry: OnExpiry | None = None
 
+    @property
+    def full_name(self) -> tuple[str, str]:
+        """Topic and name: a name belongs to its topic."""
+        return self.topic, self.name
+
     def call(self, ms: int) -> Any:
         """The function's result for one tick: the payload, or an awaitable of it."""
         return self.function(self.time(ms)) if self.wants_time else self.function()
@@ -156,11 +181,15 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class DueTicks:
-    """The ticks to publish now, oldest first, and the next one after them. `skipped`: some were too late."""
+    """The ticks to publish now, oldest first, and the next one after them.
+
+    `skipped`: how many were missed and are not published, at most `MOST_COUNTED`; `missed`: the newest of these.
+    """
 
     ticks: tuple[int, ...]
     next_ms: int
-    skipped: bool
+    skipped: int = 0
+    missed: int | None = None
 
 
 def due_ticks(trigger: Trigger, missed: Missed, last_ms: int, now_ms: int, grace_ms: int) -> DueTicks:
@@ -176,7 +205,19 @@ def due_ticks(trigger: Trigger, missed: Missed, last_ms: int, now_ms: int, grace
     while tick <= now_ms:
         ticks.append(tick)
         tick = trigger.after(tick)
-    return DueTicks(tuple(ticks), tick, is_missed and (missed == "skip" or trigger.until(newest - 1) > last_ms))
+    left_out = newest - 1 if is_missed and missed == "latest" else newest
+    skipped = _count(trigger, last_ms, left_out) if is_missed else 0
+    return DueTicks(tuple(ticks), tick, skipped, trigger.until(left_out) if skipped else None)
+
+
+def _count(trigger: Trigger, after: int, until: int) -> int:
+    """The ticks after one time up to another; a few thousand of them look like all."""
+    found = 0
+    tick = trigger.after(after)
+    while tick <= until and found < MOST_COUNTED:
+        found += 1
+        tick = trigger.after(tick)
+    return found
 
 
 def build_schedule(
@@ -214,6 +255,18 @@ def build_schedule(
         expires=given["expires"],
         on_expiry=given["on_expiry"],
     )
+
+
+def trigger_of(title: str, schedule: object, timezone: object = "UTC") -> Trigger:
+    """The rule of a schedule with this name. Raises ConfigError."""
+    return _trigger(title, schedule, _zone(title, timezone))
+
+
+class EncodedPayload(NamedTuple):
+    """What a function returns whose payload is encoded already."""
+
+    data: bytes
+    kind: str
 
 
 def _zone(title: str, timezone: object) -> tzinfo:

@@ -116,9 +116,14 @@ class Keys:
         """Hash: `job|source` -> the last position of that source whose message the job has appended here."""
         return f"{self.stream(topic, partition)}:jobs"
 
+    @property
+    def schedules(self) -> str:
+        """Sorted set: `topic|name|key` of each schedule that was added without code, by the time of its next tick."""
+        return f"{self.prefix}:schedules"
+
     def every(self, topic: str, partition: int) -> str:
         """Hash: `last|name` and `rule|name` of each schedule that publishes here, `owner|name` and `until|name` of its
-        leader."""
+        leader, `history|name` of its runs; what operators have set."""
         return f"{self.stream(topic, partition)}:every"
 
     def relayed(self, topic: str, partition: int) -> str:

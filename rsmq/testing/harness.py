@@ -195,9 +195,9 @@ class Harness:
 
     def _hold_schedules(self, stack: AsyncExitStack) -> None:
         """Stop schedules from ticking by the wall clock: they would publish in one test and not in the next."""
-        schedules, self.broker.schedules = self.broker.schedules, []
+        schedules, self.broker.declared_schedules = self.broker.declared_schedules, []
         self._schedules = {schedule.name: schedule for schedule in schedules}
-        stack.callback(setattr, self.broker, "schedules", schedules)
+        stack.callback(setattr, self.broker, "declared_schedules", schedules)
 
     async def _observe(self, work: Any, call_next: Call) -> Any:
         """A middleware that records the result of each handler call."""

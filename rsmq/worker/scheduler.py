@@ -5,29 +5,52 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from traceback import format_exception
+from typing import Any, Final
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
-from rsmq.errors import BrokerError
-from rsmq.handler.schedule import Schedule, due_ticks, payload_of, rule_json
-from rsmq.model.clock import to_ms
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.handler.schedule import EncodedPayload, Schedule, Trigger, due_ticks, payload_of, read_rule, rule_json
+from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
+from rsmq.model.schedule_run import RunResult, ScheduleRun, short_error
 from rsmq.model.settings import Settings
-from rsmq.model.words import duration
+from rsmq.model.words import count, duration
 from rsmq.producer.publication import Preparation
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
+from rsmq.redis.scripts import LEAD_SCHEDULE, NOTE_RUN, OK, PUBLISH_TICK
 from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.schedule")
 
 RETRY_AFTER: Final = 1.0
-"""Seconds before a schedule that failed is tried again."""
+LONGEST_PAUSE: Final = 60.0
+"""Seconds before a schedule that failed is tried again: after the first failure, and after many."""
+LONGEST_TRACE: Final = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """A schedule that this process leads now: where it publishes, by which rule, and what came before."""
+
+    schedule: Schedule
+    topic: Topic
+    partition: int
+    trigger: Trigger
+    last: int
+    now: int
+    failures: int
+
+    def report(self, tick: int, result: RunResult, began: float, **more: Any) -> ScheduleRun:
+        """The report of a run that began at this time of the monotonic clock, and ends now."""
+        seconds = monotonic() - began
+        return ScheduleRun(tick, self.now, result, seconds=round(seconds, 3), attempts=self.failures, **more)
 
 
 class Scheduler:
@@ -48,8 +71,10 @@ class Scheduler:
         self._schedules = schedules
         self._ttl_ms = to_ms(settings.lease_ttl)
         self._stopping = anyio.Event()
-        self._led: set[str] = set()
-        self._ahead: set[str] = set()
+        self._led: set[tuple[str, str]] = set()
+        self._not_before: dict[tuple[str, str], float] = {}
+        """When a schedule that has failed is tried again, by the monotonic clock."""
+        self._ahead: set[tuple[str, str]] = set()
         """Schedules whose last tick is ahead of the server's clock."""
         self.prepare: Preparation | None = None  # as of the producer of this process
 
@@ -64,7 +89,7 @@ class Scheduler:
             tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             for schedule in self._schedules:
-                if schedule.name in self._led:
+                if schedule.full_name in self._led:
                     await self._release(schedule)
 
     def stop(self) -> None:
@@ -79,73 +104,140 @@ class Scheduler:
             except BrokerError as error:
                 log.warning("schedule %s waits: %s", schedule.name, error)
                 seconds = RETRY_AFTER
-            except Exception:  # from the user's function: the other schedules and the handlers continue
-                log.exception("schedule %s failed and will be retried", schedule.name)
-                seconds = RETRY_AFTER
+            except ConfigError as error:
+                log.error("schedule %s waits: %s", schedule.name, error)
+                seconds = LONGEST_PAUSE
             await anyio.sleep(seconds)
 
     async def _publish_due(self, schedule: Schedule) -> float:
-        """Publish the due ticks if this process leads; returns the seconds until the next check."""
+        """As `check`, and renew the lease in time."""
+        seconds = await self.check(schedule)
+        return min(seconds, self._ttl_ms / 3000) if schedule.full_name in self._led else seconds
+
+    async def check(self, schedule: Schedule) -> float:
+        """Publish the due ticks if this process leads; returns the seconds until there may be another one.
+
+        Raises BrokerError, and ConfigError for a rule of an operator that cannot be read here.
+        """
         topic, partition = await self._partition_of(schedule)
         args = (schedule.name, self._member, self._ttl_ms, rule_json(schedule.trigger))
         word, first, *rest = await LEAD_SCHEDULE(self._client, (self._keys.every(topic.name, partition),), args)
         if word != OK:
-            self._led.discard(schedule.name)
+            self._led.discard(schedule.full_name)
             return float(min(first, self._ttl_ms)) / 1000
-        if schedule.name not in self._led:
+        if schedule.full_name not in self._led:
             log.info("%s publishes schedule %s", self._member, schedule.name)
-            self._led.add(schedule.name)
-        now, asked = rest
+            self._led.add(schedule.full_name)
+        now, asked, paused, rule, failures = rest
+        led = Led(schedule, topic, partition, self._trigger(schedule, rule), first, now, failures)
         self._note_clock(schedule, first - now)
-        if asked and not await self._publish(schedule, topic, partition, asked, is_tick=False):
+        if asked and not await self._publish(led, asked, is_tick=False):
             return RETRY_AFTER
-        found = due_ticks(schedule.trigger, schedule.missed, first, now, 2 * self._ttl_ms)
-        if found.skipped:
-            log.warning("schedule %s: ticks were missed, no worker ran; missed=%r", schedule.name, schedule.missed)
+        pause = self._not_before.get(schedule.full_name, 0.0) - monotonic()
+        if paused or pause > 0:
+            return LONGEST_PAUSE if paused else pause
+        policy = "latest" if failures else schedule.missed  # what has failed is tried until it works
+        found = due_ticks(led.trigger, policy, first, now, 2 * self._ttl_ms)
+        if found.missed is not None:
+            why = "its runs failed" if failures else "no worker ran"
+            log.warning(
+                "schedule %s: ticks were missed, %s: %s in the last %s; missed=%r", schedule.name, why,
+                count(found.skipped, "is not published", "are not published"),
+                duration(timedelta(milliseconds=now - first)), schedule.missed,
+            )  # fmt: skip
+            await self._skip(led, found.missed, found.skipped, why)
         for tick in found.ticks:
-            if not await self._publish(schedule, topic, partition, tick):
-                return RETRY_AFTER
-        return float(min(found.next_ms - now, self._ttl_ms / 3)) / 1000  # each check also renews the lease
+            if not await self._publish(led, tick):
+                return self._not_before[schedule.full_name] - monotonic()
+        return float(found.next_ms - now) / 1000
+
+    def _trigger(self, schedule: Schedule, rule: bytes) -> Trigger:
+        """The rule that an operator has set, if one has and this process can read it."""
+        if not rule:
+            return schedule.trigger
+        trigger = read_rule(rule.decode(errors="replace")).trigger
+        if trigger is None:
+            raise ConfigError(
+                f"the rule that was set for it cannot be read here: `rsmq schedule set {schedule.topic} "
+                f"{schedule.name} --reset` goes back to that of the code"
+            )
+        return trigger
 
     def _note_clock(self, schedule: Schedule, ahead_ms: int) -> None:
         """Log it once if the clock was set back: the schedule seems to be dead until the clock has caught up."""
         if ahead_ms <= 2 * self._ttl_ms:
-            self._ahead.discard(schedule.name)
-        elif schedule.name not in self._ahead:
-            self._ahead.add(schedule.name)
+            self._ahead.discard(schedule.full_name)
+        elif schedule.full_name not in self._ahead:
+            self._ahead.add(schedule.full_name)
             log.warning(
                 "schedule %s: the server's clock was set back, so its next tick comes after %s; `rsmq schedule "
                 "run` publishes it beside its ticks", schedule.name, duration(timedelta(milliseconds=ahead_ms)),
             )  # fmt: skip
 
-    async def _publish(
-        self, schedule: Schedule, topic: Topic, partition: int, tick: int, *, is_tick: bool = True
-    ) -> bool:
-        """False if the topic is full. A payload of None publishes nothing; the tick counts as done.
+    async def _skip(self, led: Led, tick: int, skipped: int, why: str) -> None:
+        """Note ticks that are not published. They count as done."""
+        run = ScheduleRun(tick, led.now, "missed", skipped=skipped, error=why)
+        await self._record(led, str(tick), run, ())
+
+    async def _publish(self, led: Led, tick: int, *, is_tick: bool = True) -> bool:
+        """False if it has failed, or the topic is full. A payload of None publishes nothing; the tick counts as done.
 
         Not `is_tick`: an operator has asked for a run at this time. It has an id of its own.
         """
-        payload = await payload_of(schedule, tick)
+        schedule, began = led.schedule, monotonic()
         fields: list[bytes | str] = []
-        if payload is not None:
-            data, kind = encode_payload(payload)
-            message_id, headers = f"{schedule.message_id(tick)}{'' if is_tick else '-run'}", schedule.headers
-            if self.prepare is not None:
-                headers = self.prepare(topic.name, payload, headers, schedule.key, message_id=message_id)
-            fields = entry_fields(data, message_id, schedule.key, kind, headers, schedule.expiry(tick))
-        keys = (self._keys.stream(topic.name, partition), self._keys.every(topic.name, partition))
-        args = (schedule.name, tick if is_tick else f"+{tick}", topic.max_length, topic.on_full, *fields)
-        word = await PUBLISH_TICK(self._client, keys, args)
-        if word == b"FULL":
-            log.warning("schedule %s waits: topic %s is full", schedule.name, topic.name)
-        return bool(word != b"FULL")
+        message_id = ""
+        try:
+            payload = await payload_of(schedule, tick)
+            if payload is not None:
+                data, kind = payload if isinstance(payload, EncodedPayload) else encode_payload(payload)
+                message_id, headers = f"{schedule.message_id(tick)}{'' if is_tick else '-run'}", schedule.headers
+                if self.prepare is not None:
+                    headers = self.prepare(led.topic.name, payload, headers, schedule.key, message_id=message_id)
+                fields = entry_fields(data, message_id, schedule.key, kind, headers, schedule.expiry(tick))
+        except BrokerError:
+            raise
+        except Exception as error:  # from the user's function: the other schedules and the handlers continue
+            run = led.report(tick, "failed", began, error=short_error(error), is_asked=not is_tick)
+            await self._note_failure(led, run, error)
+            return False
+        result: RunResult = "published" if fields else "nothing"
+        run = led.report(tick, result, began, message_id=message_id, is_asked=not is_tick)
+        if await self._record(led, str(tick) if is_tick else f"+{tick}", run, fields) != b"FULL":
+            self._not_before.pop(schedule.full_name, None)
+            return True
+        run = led.report(tick, "full", began, error="the topic is full", is_asked=not is_tick)
+        await self._note_failure(led, run, None)
+        return False
+
+    async def _record(self, led: Led, tick: str, run: ScheduleRun, fields: Sequence[bytes | str]) -> Any:
+        """Publish a tick with its report, or only note it as done; the word of the script."""
+        keys = (self._keys.stream(led.topic.name, led.partition), self._keys.every(led.topic.name, led.partition))
+        limits = (led.topic.max_length, led.topic.on_full)
+        return await PUBLISH_TICK(self._client, keys, (led.schedule.name, tick, *limits, run.as_line(), *fields))
+
+    async def _note_failure(self, led: Led, run: ScheduleRun, error: Exception | None) -> None:
+        """Keep a failure for operators, and wait longer after each. The log gets the traceback of the first one in a
+        row, then a line at each doubling of their number."""
+        name = led.schedule.name
+        trace = "" if error is None else "".join(format_exception(error))[-LONGEST_TRACE:]
+        run = replace(run, attempts=led.failures + 1)
+        keys = (self._keys.every(led.topic.name, led.partition),)
+        found = await NOTE_RUN(self._client, keys, (name, self._member, run.as_line(), trace))
+        failures = found if isinstance(found, int) else led.failures + 1
+        pause = min(RETRY_AFTER * 2 ** min(failures - 1, 10), LONGEST_PAUSE)
+        if failures == 1:
+            log.warning("schedule %s failed and will be retried: %s", name, run.error, exc_info=error)
+        elif failures & (failures - 1) == 0:
+            log.warning("schedule %s has failed %d times in a row: %s", name, failures, run.error)
+        self._not_before[led.schedule.full_name] = monotonic() + pause
 
     async def _release(self, schedule: Schedule) -> None:
         with suppress(BrokerError):
             topic, partition = await self._partition_of(schedule)
             keys = (self._keys.every(topic.name, partition),)
             await LEAD_SCHEDULE(self._client, keys, (schedule.name, self._member, 0))
-        self._led.discard(schedule.name)
+        self._led.discard(schedule.full_name)
 
     async def _partition_of(self, schedule: Schedule) -> tuple[Topic, int]:
         topic = await self._topics._lookup(schedule.topic)

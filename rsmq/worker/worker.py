@@ -31,6 +31,7 @@ from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.server_context import ServerContext
 from rsmq.redis.streams import ensure_groups, join_group, start_id
 from rsmq.redis.topics import Declaration, Topic, Topics
+from rsmq.worker.added_schedules import AddedSchedules
 from rsmq.worker.auditor import Auditor
 from rsmq.worker.band_opener import BandOpener
 from rsmq.worker.delayed_poller import DelayedPoller
@@ -86,6 +87,7 @@ class Worker:
         self._scheduler = Scheduler(client, keys, self._settings, self._topics, self.member, schedules)
         about = ServerContext(client, keys, self._settings, self._topics, self.member)
         self._services = Services(services, about)
+        self._added_schedules = AddedSchedules(about, self._scheduler.check)
         self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
         self._max_messages = max_messages
         self.is_exhausted = False
@@ -160,6 +162,7 @@ class Worker:
             Auditor(client, keys, self._topics, self.consumers).run,
             StrayMover(client, keys, self._topics, self.consumers).run,
             BandOpener(self._topics, self.consumers).run,
+            self._added_schedules.run,
             self._monitor_leases,
             *(() if self._max_messages is None else (partial(self._count_messages, self._max_messages),)),
         ]

@@ -235,7 +235,7 @@ def test_registration_and_a_running_worker(settings: Settings) -> None:
     broker = SyncBroker(settings)
     seen = shop(broker)
     assert [handler.topic for handler in broker.handlers] == ["orders", "bills", "alerts", "audit"]
-    assert [schedule.name for schedule in broker.schedules] == ["tick"]
+    assert [schedule.name for schedule in broker.declared_schedules] == ["tick"]
     assert (broker.services, broker.prefix, broker.worker, broker.failure) == ([], "", None, None)
     with broker.running() as same:
         assert same is broker

@@ -89,12 +89,12 @@ def test_each_tick_is_due_once_at_any_polling_times(polls: list[int], span: int)
 def test_missed_ticks_publish_the_latest_or_none() -> None:
     """After three hours without a worker the latest is published, or none; a takeover within the grace misses none."""
     hourly, now = Interval(HOUR), 10 * HOUR + 1_800_000
-    assert due_ticks(hourly, "latest", 7 * HOUR, now, GRACE) == DueTicks((10 * HOUR,), 11 * HOUR, True)
-    assert due_ticks(hourly, "skip", 7 * HOUR, now, GRACE) == DueTicks((), 11 * HOUR, True)
-    assert due_ticks(hourly, "latest", 9 * HOUR, now, GRACE) == DueTicks((10 * HOUR,), 11 * HOUR, False)
+    assert due_ticks(hourly, "latest", 7 * HOUR, now, GRACE) == DueTicks((10 * HOUR,), 11 * HOUR, 2, 9 * HOUR)
+    assert due_ticks(hourly, "skip", 7 * HOUR, now, GRACE) == DueTicks((), 11 * HOUR, 3, 10 * HOUR)
+    assert due_ticks(hourly, "latest", 9 * HOUR, now, GRACE) == DueTicks((10 * HOUR,), 11 * HOUR)
     for missed in ("latest", "skip"):
         found = due_ticks(Interval(1000), missed, 100_000, 106_500, GRACE)  # type: ignore[arg-type]
-        assert found == DueTicks((101_000, 102_000, 103_000, 104_000, 105_000, 106_000), 107_000, False)
+        assert found == DueTicks((101_000, 102_000, 103_000, 104_000, 105_000, 106_000), 107_000)
 
 
 def test_long_outage_computes_only_recent_ticks() -> None:

@@ -162,7 +162,7 @@ async def test_harness_publishes_a_tick_on_request(server_url: str, prefix: str)
         with pytest.raises(ConfigError, match="no schedule 'x'; it has: report"):
             await test.tick("x", datetime(2026, 1, 1, tzinfo=UTC))
         assert handled == ["2026-01-01T00:00:00+00:00"]
-    assert len(broker.schedules) == 1
+    assert len(broker.declared_schedules) == 1
     with pytest.raises(ConfigError, match="has a schedule 'report' already"):
         broker.every(timedelta(hours=1), "reports")(report)
 

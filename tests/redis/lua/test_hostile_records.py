@@ -263,13 +263,15 @@ async def test_a_leader_of_words_leads_no_more(client: Client, keys: Keys, value
 async def test_a_schedule_of_words_begins_now(client: Client, keys: Keys, value: bytes) -> None:
     """It has a leader again, and its next tick is published."""
     key, args = keys.every("t", 0), ("clock", ME, 6000, "{}")
-    spoiled = [part for name in ("until", "last", "run") for part in (f"{name}|clock", value)]
+    spoiled = [
+        part for name in ("until", "last", "run", "paused", "failures", "history") for part in (f"{name}|clock", value)
+    ]
     await client.execute_command("HSET", key, "owner|clock", "other", *spoiled)
-    names, tick = (keys.stream("t", 0), key), ("clock", 4102444800000, 0, "reject", "data", "x")
+    names, tick = (keys.stream("t", 0), key), ("clock", 4102444800000, 0, "reject", "{}", "data", "x")
     assert await PUBLISH_TICK(client, names, tick) == b"OK"
     assert await PUBLISH_TICK(client, names, tick) == b"DUPLICATE"
     await client.execute_command("HSET", key, *spoiled)
-    word, last, now, run = await LEAD_SCHEDULE(client, (key,), args)
+    word, last, now, run, *_ = await LEAD_SCHEDULE(client, (key,), args)
     assert (word, last, run) == (b"OK", now, 0)
     assert (await LEAD_SCHEDULE(client, (key,), args))[1] == last
 

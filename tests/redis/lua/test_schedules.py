@@ -6,7 +6,7 @@ from typing import Any
 
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
+from rsmq.redis.scripts import LEAD_SCHEDULE, NOTE_RUN, OK, PUBLISH_TICK
 
 TTL = 6000
 RULE = '{"every_ms":1000}'
@@ -22,8 +22,13 @@ async def publish(
 ) -> Any:
     """One call of publish_tick for `clock`."""
     return await PUBLISH_TICK(
-        client, (keys.stream("t", 0), keys.every("t", 0)), ("clock", tick, limit, on_full, *fields)
+        client, (keys.stream("t", 0), keys.every("t", 0)), ("clock", tick, limit, on_full, report(tick), *fields)
     )
+
+
+def report(tick: int | str, result: str = "published") -> str:
+    """A line of the history."""
+    return f'{{"tick":{str(tick).lstrip("+")},"at":5,"result":"{result}"}}'
 
 
 async def state(client: Client, keys: Keys) -> dict[bytes, bytes]:
@@ -39,7 +44,7 @@ async def length(client: Client, keys: Keys) -> int:
 
 async def test_lead_schedule_of_a_new_schedule_begins_now(client: Client, keys: Keys) -> None:
     """The first leader records the present time as the last tick; a second call only renews the lease."""
-    word, last, now, run = await lead(client, keys, "a")
+    word, last, now, run, *_ = await lead(client, keys, "a")
     assert (word, last, run) == (OK, now, 0)
     again = await lead(client, keys, "a")
     assert again[:2] == [OK, last]
@@ -55,7 +60,7 @@ async def test_lead_schedule_with_another_rule_begins_now(client: Client, keys: 
     await client.execute_command("HSET", keys.every("t", 0), "last|clock", 1000)
     assert (await lead(client, keys, "a"))[1] == 1000
     changed = ("clock", "a", TTL, '{"rule": "another"}')
-    word, last, now, _ = await LEAD_SCHEDULE(client, (keys.every("t", 0),), changed)
+    word, last, now, *_ = await LEAD_SCHEDULE(client, (keys.every("t", 0),), changed)
     assert (word, last) == (OK, now)
     assert (await LEAD_SCHEDULE(client, (keys.every("t", 0),), changed))[1] == last
 
@@ -102,7 +107,7 @@ async def test_publish_tick_called_twice_publishes_once(client: Client, keys: Ke
     assert await publish(client, keys, 999, "data", "x") == b"DUPLICATE"
     assert await publish(client, keys, 2000, "data", "y") == OK
     other = (keys.stream("t", 0), keys.every("t", 0))
-    assert await PUBLISH_TICK(client, other, ("other", 1000, 0, "reject", "data", "z")) == OK
+    assert await PUBLISH_TICK(client, other, ("other", 1000, 0, "reject", report(1000), "data", "z")) == OK
     assert await length(client, keys) == 3
 
 
@@ -119,3 +124,50 @@ async def test_publish_tick_to_a_full_topic_is_refused_and_not_recorded(client: 
     assert await publish(client, keys, 2000, "data", "y", limit=1) == b"FULL"
     assert await publish(client, keys, 2000, "data", "y", limit=2) == OK
     assert await publish(client, keys, 3000, "data", "z", limit=2, on_full="trim") == OK
+
+
+async def history(client: Client, keys: Keys) -> list[str]:
+    found = await client.execute_command("HGET", keys.every("t", 0), "history|clock")
+    return found.decode().split("\n") if found else []
+
+
+async def test_the_last_runs_are_kept(client: Client, keys: Keys) -> None:
+    """Twenty of them; failures of one tick are one line, and count until a run succeeds."""
+    await lead(client, keys, "a")
+    await client.execute_command("HSET", keys.every("t", 0), "last|clock", 0)
+    for tick in range(1, 25):
+        await publish(client, keys, tick)
+    assert await history(client, keys) == [report(tick) for tick in range(5, 25)]
+    for count in (1, 2):
+        line = report(25, "failed")
+        note = ("clock", "a", line, f"trace {count}")
+        assert await NOTE_RUN(client, (keys.every("t", 0),), note) == count
+    assert (await history(client, keys))[-2:] == [report(24), line]
+    assert (await lead(client, keys, "a"))[6] == 2
+    assert (await state(client, keys))[b"trace|clock"] == b"trace 2"
+    await publish(client, keys, 25)
+    assert (await history(client, keys))[-2:] == [report(24), report(25)]
+    assert (await lead(client, keys, "a"))[6] == 0
+    assert b"trace|clock" not in await state(client, keys)
+
+
+async def test_a_failure_of_a_former_leader_is_not_noted(client: Client, keys: Keys) -> None:
+    await lead(client, keys, "a")
+    assert await NOTE_RUN(client, (keys.every("t", 0),), ("clock", "b", report(1, "failed"), "")) == b"HELD"
+    assert await history(client, keys) == []
+
+
+async def test_the_rule_of_an_operator_takes_the_place_of_that_of_the_code(client: Client, keys: Keys) -> None:
+    """It begins when it is served, and the rule of the code again when it is taken back."""
+    key = keys.every("t", 0)
+    await lead(client, keys, "a")
+    await client.execute_command("HSET", key, "last|clock", 1000)
+    assert (await lead(client, keys, "a"))[1] == 1000
+    await client.execute_command("HSET", key, "set|clock", '{"every_ms":5}', "paused|clock", 77)
+    word, last, now, _, paused, rule, _ = await lead(client, keys, "a")
+    assert (word, last, paused, rule) == (OK, now, 77, b'{"every_ms":5}')
+    assert (await state(client, keys))[b"rule|clock"].decode() == RULE
+    await client.execute_command("HDEL", key, "set|clock", "paused|clock")
+    await client.execute_command("HSET", key, "last|clock", 1000)
+    word, last, now, *rest = await lead(client, keys, "a")
+    assert (last, rest) == (now, [0, 0, b"", 0])

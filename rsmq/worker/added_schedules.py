@@ -1,0 +1,138 @@
+"""Publishes the schedules that no code has: `broker.schedules.upsert` has added them."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64decode
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+from pydantic_core import from_json
+
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.handler.schedule import EncodedPayload, Schedule, build_schedule, read_rule
+from rsmq.redis.leadership import RENEW, Leadership
+from rsmq.redis.server_context import ServerContext
+
+log = logging.getLogger("rsmq.schedule")
+
+LOOK_EVERY: Final = 5.0
+"""Seconds between two looks for added schedules while there are none: a command for each worker."""
+MOST: Final = 100
+"""Schedules of one turn."""
+AUDIT_EVERY: Final = 300.0
+"""Seconds between two comparisons of the index with the schedules, which are in other slots of a cluster."""
+
+Check = Callable[[Schedule], Awaitable[float]]
+"""Publishes what is due, and returns the seconds until the next look."""
+
+
+class AddedSchedules:
+    """One worker publishes them all. The index has them by the time of their next tick, so that those that are not due
+    cost nothing."""
+
+    def __init__(self, context: ServerContext, check: Check) -> None:
+        self._context = context
+        self._client = context.client
+        self._index = context.keys.schedules
+        self._check = check
+        self._said = set[str]()
+        self._audited = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        leadership = Leadership(self._context, "schedules")
+        try:
+            while True:
+                try:
+                    seconds = await self._turn(leadership)
+                except BrokerError as error:
+                    log.warning("added schedules wait: %s", error)
+                    seconds = LOOK_EVERY
+                await anyio.sleep(seconds)
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+                await leadership.release()
+
+    async def _turn(self, leadership: Leadership) -> float:
+        if not leadership.epoch and not await self._client.execute_command("ZCARD", self._index):
+            return LOOK_EVERY
+        if seconds := await leadership.bid():
+            return seconds
+        if anyio.current_time() - self._audited > AUDIT_EVERY:
+            await self._audit()
+            self._audited = anyio.current_time()
+        time = await self._client.execute_command("TIME")
+        now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+        due = await self._client.execute_command("ZRANGEBYSCORE", self._index, "-inf", now_ms, "LIMIT", 0, MOST)
+        for member in due:
+            pause = await self._serve(member)
+            if pause is None:
+                await self._client.execute_command("ZREM", self._index, member)
+            else:
+                at = now_ms + max(1, round(pause * 1000))
+                await self._client.execute_command("ZADD", self._index, "XX", at, member)
+        return 0.0 if len(due) == MOST else RENEW
+
+    async def _serve(self, member: bytes) -> float | None:
+        """Seconds until the next look; None for one that is not there any more."""
+        topic, name, key = [*member.decode(errors="replace").split("|", 2), "", ""][:3]
+        try:
+            schedule = await self._schedule(topic, name, key or None)
+            return None if schedule is None else await self._check(schedule)
+        except (ConfigError, ValueError, TypeError) as error:
+            if name not in self._said:
+                self._said.add(name)
+                log.error("schedule %s of %s, which was added, cannot be read: %s", name, topic, error)
+            return LOOK_EVERY * 12
+
+    async def _schedule(self, topic: str, name: str, key: str | None) -> Schedule | None:
+        """The schedule as it was added."""
+        found = await self._context.topics.find(topic)
+        if found is None:
+            return None
+        number = found.open_block().partition_for(name if key is None else key)
+        fields = (f"added|{name}", f"rule|{name}")
+        definition, rule = await self._client.execute_command("HMGET", self._context.keys.every(topic, number), *fields)
+        if not definition or not rule:
+            return None
+        given: dict[str, Any] = from_json(definition)
+        when = read_rule(rule.decode())
+        span = given.get("expires_ms")
+        payload = EncodedPayload(b64decode(given["payload"]), str(given["type"]))
+        return build_schedule(
+            lambda: payload,
+            when.cron or timedelta(milliseconds=when.every_ms or 0),
+            topic,
+            name=name,
+            key=key,
+            headers=given.get("headers"),
+            missed=given.get("missed", "latest"),
+            timezone=when.timezone or "UTC",
+            expires=None if span is None else timedelta(milliseconds=span),
+            on_expiry=given.get("on_expiry"),
+        )
+
+    async def _audit(self) -> None:
+        """Add to the index what it has lost: in a failover, or because a process died between two writes."""
+        topics = self._context.topics
+        for topic in await topics.find_all(await topics.names()):
+            for number in topic.numbers:
+                fields = await self._client.execute_command("HGETALL", self._context.keys.every(topic.name, number))
+                flat = [part for pair in fields.items() for part in pair] if isinstance(fields, dict) else fields
+                for field, value in zip(flat[::2], flat[1::2], strict=True):
+                    kind, _, name = field.decode(errors="replace").partition("|")
+                    if kind == "added":
+                        await self._index_again(topic.name, name, value)
+
+    async def _index_again(self, topic: str, name: str, definition: bytes) -> None:
+        try:
+            key = from_json(definition).get("key") or ""
+        except (ValueError, AttributeError):
+            return
+        await self._client.execute_command("ZADD", self._index, "NX", 0, f"{topic}|{name}|{key}")
+
+    def __repr__(self) -> str:
+        return "<AddedSchedules>"
