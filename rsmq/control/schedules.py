@@ -95,7 +95,7 @@ class Schedules:
         """
         wanted = build_schedule(lambda: payload, schedule, topic, name=name, **options)
         data, kind = encode_payload(payload)
-        found = await self._topics.lookup(topic)
+        found = await self._topics._lookup(topic)
         key = self._keys.every(topic, self._number(found, name, wanted.key))
         is_known, is_added = await self._client.execute_command("HMGET", key, f"rule|{name}", f"added|{name}")
         if is_known and not is_added:
