@@ -183,6 +183,10 @@ async def trim(
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
+QUERY: Final = "query"
+"""The distribution of a group that is a query of Spark: see `rsmq.pipeline`."""
+
+
 class Joined(Partitioned, Protocol):
     """A topic whose bands a member has to know."""
 

@@ -23,6 +23,9 @@ from rsmq.telemetry.listener import Address, Answer, Listener
 from rsmq.telemetry.metric import Sample
 from rsmq.telemetry.scaler import NotKnown, Scaler
 
+OWNING = ("hash", "")
+"""Distributions in which each partition has an owner; of a group that no worker has joined it is not known."""
+
 log = logging.getLogger("rsmq.exporter")
 
 FRESH: Final = 1.0
@@ -141,7 +144,7 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
         metric.DEAD: group.dead_letters,
         metric.MEMBERS: len(members) - silent,
         metric.SILENT: silent,
-        metric.UNOWNED: 0 if group.distribution == "shared" else sum(not share.is_owned for share in group.shares),
+        metric.UNOWNED: sum(not share.is_owned for share in group.shares) if group.distribution in OWNING else 0,
         metric.PAUSED: group.is_paused,
     }
     yield from (Sample(kind, labels, value) for kind, value in values.items())

@@ -53,7 +53,7 @@ def test_read_options_are_parsed() -> None:
 def test_a_time_may_be_iso_or_milliseconds(text: str) -> None:
     """Both ways to say one moment mean the same: after the last entry before it."""
     options = read_options({**READ, "startingTimestamp": text})
-    assert options.start == Bounds("999-18446744073709551615")
+    assert options.start == Bounds("999-18446744073709551615", has_times=True)
 
 
 def test_subscribe_takes_several_topics() -> None:

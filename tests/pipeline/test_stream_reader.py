@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from rsmq.errors import ConfigError
-from rsmq.pipeline.format.offsets import DataLoss, Range
+from rsmq.inspector.doctor.facts import gather
+from rsmq.inspector.doctor.rules import check_served
+from rsmq.inspector.retention_holds import retention_holds
+from rsmq.model.settings import Settings
+from rsmq.pipeline.format.offsets import DataLoss, Offsets, Range
 from rsmq.pipeline.format.reader import StreamReader
 from rsmq.pipeline.source import RsmqSource
 from rsmq.pipeline.spark.errors import spark_errors
+from rsmq.redis.client.connector import Connector
+from rsmq.redis.topics import Topics
 from tests.pipeline.conftest import Store
 
 Offset = dict[str, Any]
@@ -282,3 +289,120 @@ def test_spark_streams_exactly(
     words = f"{topic}.0 was deleted and created again: {had} entries of the old topic were read, the new one has had 7"
     with pytest.raises(DataLoss, match=words), spark_errors():
         run()
+
+
+def test_a_stream_starts_at_a_time_of_each_partition(queries: Any, store: Store, topic: str) -> None:
+    """A partition that is not named starts at its beginning; with `error` there must be an entry from the time on."""
+    store.make(topic)
+    for number in range(10):
+        store.add(topic, number % 2, {"data": str(number)}, f"{1000 + number}-0")
+    times = {"startingOffsetsByTimestamp": json.dumps({topic: {"1": 1007}})}
+    assert queries(subscribe=topic, **times).batch() == ["0", "2", "4", "6", "8", "7", "9"]
+    late = {"startingOffsetsByTimestamp": json.dumps({topic: {"1": "2030-01-01T00:00:00Z"}})}
+    assert queries(subscribe=topic, **late).batch() == ["0", "2", "4", "6", "8"]
+    with pytest.raises(ConfigError, match=f"{topic}.1 has no entry at or after the starting time"):
+        queries(subscribe=topic, startingOffsetsByTimestampStrategy="error", **late)
+    queries(subscribe=topic, startingOffsetsByTimestampStrategy="error", **times)
+
+
+def test_a_stream_continues_from_the_progress_of_another(queries: Any, store: Store, topic: str) -> None:
+    """Offsets with counts are a start: what has gone since then is missing, and not forgotten."""
+    store.make(topic)
+    add(store, topic, 0, 1, 2, 3)
+    first = queries(subscribe=topic, startingOffsets="earliest")
+    first.batch()
+    add(store, topic, 0, 4, 5)
+    second = queries(subscribe=topic, startingOffsets=first.offset)
+    assert second.batch() == ["4", "5"]
+    store.client.xtrim(store.keys.stream(topic, 0), maxlen=1, approximate=False)
+    with pytest.raises(DataLoss, match="expected 2, found 1"):
+        queries(subscribe=topic, startingOffsets=first.offset).batch()
+
+
+def test_a_stream_waits_for_enough_messages(queries: Any, store: Store, topic: str) -> None:
+    """Not for the first batch, not for longer than the delay, and not when it has an end."""
+    store.make(topic)
+    add(store, topic, 0, 1)
+    query = queries(subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger=3)
+    hasty = queries(
+        subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="1ms",
+        maxOffsetsPerTrigger=1,
+    )  # fmt: skip
+    assert query.batch() == hasty.batch(ReadMaxRows(1)) == ["1"]
+    add(store, topic, 0, 2, 3)
+    assert query.batch() == []
+    assert hasty.batch(ReadMaxRows(1)) == ["2"]
+    add(store, topic, 1, 4)
+    assert query.batch() == ["2", "3", "4"]
+    add(store, topic, 1, 5)
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.batch() == ["5"]
+
+
+def test_the_progress_of_a_stream_says_how_far_it_is_behind(queries: Any, store: Store, topic: str) -> None:
+    """Messages and seconds, behind the newest, of the batch that is planned."""
+    store.make(topic)
+    for number in range(8):
+        store.add(topic, 0, {"data": str(number)}, f"{10_000 + 1000 * number}-0")
+    store.add(topic, 1, {"data": "x"}, "11000-0")
+    query = queries(subscribe=topic, startingOffsets="earliest")
+    assert "@behind" not in query.reader.reportLatestOffset()
+    query.batch(ReadMaxRows(5))
+    newest = query.reader.reportLatestOffset()
+    lag = newest["@behind"]
+    assert lag["messages"]["sum"] == 4
+    assert lag["messages"]["max"] in (3, 4)
+    assert lag["seconds"]["max"] == lag["messages"]["max"]
+    assert Offsets.from_json(newest).positions[topic, 0].added == 8
+    assert queries(subscribe=topic, startingOffsets=json.dumps(newest)).batch() == []
+
+
+async def test_a_query_with_a_name_is_a_group_that_keeps_what_it_has_not_read(
+    queries: Any, store: Store, topic: str, settings: Settings
+) -> None:
+    """It shows among the groups and in why-not-trimmed, moves with each commit, and is missed when it has ended."""
+    store.make(topic)
+    add(store, topic, 0, 1, 2)
+    query = queries(subscribe=topic, startingOffsets="earliest", group="lake")
+    query.batch()
+    add(store, topic, 0, 3)
+
+    async def state() -> tuple[Any, list[str], list[str]]:
+        async with Connector(settings.url or "", settings).connected() as client:
+            facts = await gather(client, store.keys, settings, timedelta(0))
+            (group,) = facts.board.groups
+            found = await Topics(client, store.keys, settings).find(topic)
+            assert found is not None
+            holds = await retention_holds(client, store.keys, found, 0)
+            return group, [hold.holder for hold in holds], list(check_served(facts))
+
+    group, holders, told = await state()
+    assert (group.name, group.distribution, group.unread, holders) == ("lake", "query", 3, ["group lake"])
+    assert [member.handler for member in group.members] == ["a query of Spark"]
+    assert told == []
+    query.reader.commit(json.loads(query.offset))
+    group, holders, _ = await state()
+    assert group.unread == 1
+    query.reader.stop()
+    _, _, (told,) = await state()
+    assert "is a query of Spark that does not run, 1 message waits for it" in told
+    assert f"rsmq group delete {topic} lake" in told
+    store.client.hset(store.keys.group(topic, "billing"), "distribution", "hash")
+    with pytest.raises(ConfigError, match="belongs to workers"):
+        queries(subscribe=topic, startingOffsets="earliest", group="billing").batch()
+    store.client.xgroup_create(store.keys.stream(topic, 1), "other", "0", mkstream=True)
+    store.client.xgroup_createconsumer(store.keys.stream(topic, 1), "other", "c")
+    with pytest.raises(ConfigError, match="belongs to other consumers"):
+        queries(subscribe=topic, startingOffsets="earliest", group="other").batch()
+
+
+def test_a_query_whose_group_was_deleted_makes_it_again(queries: Any, store: Store, topic: str) -> None:
+    """It runs: giving it up is for a query that does not."""
+    store.make(topic)
+    add(store, topic, 0, 1, 2)
+    query = queries(subscribe=topic, startingOffsets="earliest", group="lake")
+    query.batch()
+    store.client.xgroup_destroy(store.keys.stream(topic, 0), "lake")
+    query.reader.commit(json.loads(query.offset))
+    (group,) = store.client.xinfo_groups(store.keys.stream(topic, 0))
+    assert group["last-delivered-id"].decode() == store.entries(topic, 0)[-1][0]

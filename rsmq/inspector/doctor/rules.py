@@ -11,6 +11,7 @@ from rsmq.inspector.doctor.mqtt import check_mqtt
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.words import count, duration
 from rsmq.redis.preflight import Finding
+from rsmq.redis.streams import QUERY
 
 LATE: Final = timedelta(seconds=0.5)
 LONG: Final = timedelta(minutes=10)
@@ -72,6 +73,12 @@ def check_served(facts: QueueFacts) -> Iterator[str]:
             known = group.backlog
             many = "messages wait"
             waiting = f"an unknown number of {many}" if known is None else count(known, "message waits", many)
+            if group.distribution == QUERY:
+                yield (
+                    f"{title(group)} is a query of Spark that does not run, {waiting} for it and cannot be trimmed: "
+                    f"start the query, or give it up with `rsmq group delete {words(group)}`"
+                )
+                continue
             yield (
                 f"{title(group)} has no live member, {waiting}: start `rsmq worker`, or if it is not "
                 f"needed any more `rsmq group delete {words(group)}`"
@@ -81,7 +88,7 @@ def check_served(facts: QueueFacts) -> Iterator[str]:
 def check_trend(facts: QueueFacts) -> Iterator[str]:
     """No backlog grows."""
     for group in facts.board.groups:
-        if group.growth is not None and group.growth > GROWTH and not group.is_paused:
+        if group.growth is not None and group.growth > GROWTH and not group.is_paused and group.distribution != QUERY:
             yield (
                 f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second: "
                 f"start more workers (`rsmq worker --processes N`, at most {len(group.shares)}), or raise concurrency"

@@ -8,7 +8,7 @@ exactly. The epoch of a topic is its time of creation: a topic that was deleted 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,9 @@ log = logging.getLogger("rsmq.pipeline")
 
 NO_ID: Final = "0-0"
 GO_ON: Final = "continue with failOnDataLoss=false"
+BEHIND: Final = "@behind"
+"""Beside the topics in the newest offsets of a query's progress: how far the query is behind them. No topic has such a
+name."""
 NEW_QUERY: Final = "Start a new query (a new checkpoint)"
 
 Stream = tuple[str, int]
@@ -74,12 +77,12 @@ class Offsets:
         """The inverse of `to_json`. Raises ConfigError for anything else."""
         try:
             return cls(
-                {topic: int(inner["epoch"]) for topic, inner in saved.items()},
+                {topic: int(inner["epoch"]) for topic, inner in saved.items() if topic != BEHIND},
                 {
                     (topic, int(name)): Position(str(value["id"]), int(value["added"]), int(value.get("since", 0)))
                     for topic, inner in saved.items()
                     for name, value in inner.items()
-                    if name != "epoch"
+                    if topic != BEHIND and name != "epoch"
                 },
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -87,6 +90,25 @@ class Offsets:
                 f"the offsets of the checkpoint cannot be read ({type(error).__name__}: {error}): restore it, or start "
                 f"a new query with a new one"
             ) from None
+
+
+def behind(read: Offsets, newest: Offsets) -> dict[str, dict[str, float]]:
+    """How far `read` is behind: messages, and seconds from the last one that was read to the newest, of each stream."""
+    messages, seconds = list[int](), list[float]()
+    for stream, end in newest.positions.items():
+        at = read.positions.get(stream, Position(NO_ID, end.since))
+        waiting = end.added - at.added if read.epochs.get(stream[0]) == newest.epochs[stream[0]] else end.added
+        messages.append(max(0, waiting))
+        spans = [int(position.id.partition("-")[0]) for position in (at, end)]
+        seconds.append(max(0, spans[1] - spans[0]) / 1000 if waiting > 0 and spans[0] else 0.0)
+    return {"messages": spread(messages) | {"sum": sum(messages)}, "seconds": spread(seconds)}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The least, the most and the average."""
+    if not values:
+        return {"min": 0, "max": 0, "avg": 0}
+    return {"min": min(values), "max": max(values), "avg": sum(values) / len(values)}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.keys import check_name
 from rsmq.model.settings import unquoted
 from rsmq.model.stream_id import STREAM_ID
-from rsmq.pipeline.format.offsets import NO_ID, Offsets
+from rsmq.pipeline.format.offsets import BEHIND, NO_ID, Offsets
 from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE
 
 T = TypeVar("T")
@@ -34,6 +34,7 @@ class Bounds:
 
     default: Bound
     by_partition: tuple[tuple[str, int, Bound], ...] = ()
+    has_times: bool = False
     saved: Offsets = NOTHING_SAVED
     """Positions with counts, as in the progress of a query: the difference to now must be there, or it is lost."""
 
@@ -114,15 +115,17 @@ class OptionReader:
             raise ConfigError(f"{name}={text!r} is not a valid duration: use {FORMS}")
         return span
 
-    def bounds(self, by_offset: str, by_time: str, *, is_start: bool) -> Bounds | None:
-        """Where to start or end, by offsets or by time; None if neither option is set."""
-        offsets, moment = self.text(by_offset), self.text(by_time)
-        if offsets is not None and moment is not None:
-            raise ConfigError(f"give {by_offset} or {by_time}, not both")
+    def bounds(self, by_offset: str, by_time: str, by_times: str, *, is_start: bool) -> Bounds | None:
+        """Where to start or end: by offsets, by one time, or by the times of partitions; None if no option is set."""
+        offsets, moment, moments = (self.text(name) for name in (by_offset, by_time, by_times))
+        given = [name for name in (by_offset, by_time, by_times) if self.text(name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"give {' or '.join(given)}, not both")
         if moment is not None:
-            ms = moment_ms(by_time, moment)
-            # a start includes everything at or after that time, an end everything before it
-            return Bounds(f"{ms - 1}-{MOST_SEQUENCE}" if ms > 0 else NO_ID)
+            return Bounds(bound_at(moment_ms(by_time, moment)), has_times=True)
+        if moments is not None:
+            times = tuple(partition_times(by_times, moments))
+            return Bounds(EARLIEST if is_start else LATEST, times, has_times=True)
         if offsets is None:
             return None
         if offsets.lower() in (EARLIEST, LATEST):
@@ -132,7 +135,25 @@ class OptionReader:
         found = json_object(by_offset, offsets, OFFSETS_EXAMPLE)
         saved = saved_offsets(found) if is_start else NOTHING_SAVED
         by_partition = tuple(partition_bounds(by_offset, without_counts(found, saved)))
-        return Bounds(EARLIEST if is_start else LATEST, by_partition, saved)
+        return Bounds(EARLIEST if is_start else LATEST, by_partition, saved=saved)
+
+
+def bound_at(ms: int) -> Bound:
+    """A time as a bound: a start includes everything at or after it, an end everything before it."""
+    return f"{ms - 1}-{MOST_SEQUENCE}" if ms > 0 else NO_ID
+
+
+def partition_times(name: str, text: str) -> Iterable[tuple[str, int, Bound]]:
+    """`{"orders": {"0": 1718000000000, "1": "2026-05-01T12:00:00Z"}}` as tuples."""
+    example = 'such as {"orders": {"0": 1718000000000, "1": "2026-05-01T12:00:00Z"}}'
+    for topic, times in json_object(name, text, example).items():
+        check_name("topic", topic)
+        if not isinstance(times, dict) or not all(re.fullmatch(r"[0-9]{1,4}", number) for number in times):
+            raise ConfigError(f"{name}: {topic!r} needs an object of partition numbers, {example}")
+        for number, time in times.items():
+            if isinstance(time, bool) or not isinstance(time, int | str):
+                raise ConfigError(f"{name}: {topic}.{number} needs a time, {example}")
+            yield topic, int(number), bound_at(moment_ms(name, str(time)))
 
 
 def saved_offsets(found: dict[str, Any]) -> Offsets:
@@ -152,6 +173,7 @@ def without_counts(found: dict[str, Any], saved: Offsets) -> dict[str, Any]:
         if topic in saved.epochs
         else inner
         for topic, inner in found.items()
+        if topic != BEHIND
     }
 
 

@@ -25,11 +25,14 @@ from rsmq.redis.wire.url import check_url, has_password, redact, split_url
 
 Idempotence = Literal["none", "id", "marker", "dedupe"]
 IDEMPOTENCE: Final = ("none", "id", "marker", "dedupe")
+STRATEGIES: Final = ("latest", "error")
 TARGETS: Final = ("topic", "inbox")
 ACCESS: Final = ("url", "prefix", "passwordEnv", "passwordFile")
 READ: Final = (
     *ACCESS, "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
-    "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders", "fetchSize",
+    "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss",
+    "includeHeaders", "fetchSize", "group",
 )  # fmt: skip
 WRITE: Final = (
     *ACCESS,
@@ -104,7 +107,11 @@ class TopicSelection:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read. Zero in `max_offsets` and `min_partitions`: not set. `columns`: what it yields."""
+    """The options of a read. Zero in `max_offsets`, `min_offsets` and `min_partitions`: not set.
+
+    `columns`: what it yields. `needs_start`: there must be an entry at or after a starting time. `group`: the name by
+    which a stream is known on the server.
+    """
 
     access: Access
     selection: TopicSelection
@@ -116,6 +123,10 @@ class ReadOptions:
     include_headers: bool = False
     fetch_size: int = 5000
     columns: tuple[str, ...] = ()
+    min_offsets: int = 0
+    max_delay: timedelta = timedelta(minutes=15)
+    needs_start: bool = False
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,16 +152,23 @@ class WriteOptions:
 def read_options(values: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a read. Raises ConfigError."""
     options = OptionReader(values, READ, "a read", others=WRITE)
+    group = options.text("group")
+    if options.text("maxTriggerDelay") is not None and options.text("minOffsetsPerTrigger") is None:
+        raise ConfigError('"maxTriggerDelay" ends the waiting of minOffsetsPerTrigger: give both')
     return ReadOptions(
-        start=options.bounds("startingOffsets", "startingTimestamp", is_start=True),
+        start=options.bounds("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", is_start=True),
         access=access_of(options),
         selection=selection_of(options),
-        end=options.bounds("endingOffsets", "endingTimestamp", is_start=False),
+        end=options.bounds("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", is_start=False),
         max_offsets=options.number("maxOffsetsPerTrigger", 0),
         min_partitions=options.number("minPartitions", 0),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         include_headers=options.flag("includeHeaders", False),
         fetch_size=options.number("fetchSize", 5000),
+        min_offsets=options.number("minOffsetsPerTrigger", 0),
+        max_delay=options.duration("maxTriggerDelay") or timedelta(minutes=15),
+        needs_start=options.choice("startingOffsetsByTimestampStrategy", STRATEGIES) == "error",
+        group=None if group is None else check_name("group", group),
     )
 
 

@@ -6,6 +6,7 @@ A batch read takes the streams as they are when Spark plans. A streaming read ha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -15,12 +16,23 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from rsmq.errors import ConfigError
 from rsmq.pipeline.format.columns import ColumnBuilder, StreamEntry
-from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream, ranges_between, split_limit
+from rsmq.pipeline.format.offsets import (
+    BEHIND,
+    NO_ID,
+    Offsets,
+    Position,
+    Range,
+    Stream,
+    behind,
+    ranges_between,
+    split_limit,
+)
 from rsmq.pipeline.format.option_reader import Bounds
 from rsmq.pipeline.format.options import ReadOptions
 from rsmq.pipeline.format.plain_errors import plain_errors, plain_rows
 from rsmq.pipeline.format.push_down import ReadWindow, read_window
-from rsmq.pipeline.format.selected_streams import SelectedStreams, is_before
+from rsmq.pipeline.format.query_group import QueryGroup
+from rsmq.pipeline.format.selected_streams import SelectedStreams, StreamInfo, is_before
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.streams import EARLIEST, LATEST
 
@@ -34,8 +46,12 @@ class BatchReader(DataSourceReader):
     """From `startingOffsets` (default earliest) up to `endingOffsets` (default latest), both fixed at planning."""
 
     def __init__(self, options: ReadOptions) -> None:
-        if options.max_offsets:
-            raise ConfigError("maxOffsetsPerTrigger is for readStream: a batch read takes everything up to its end")
+        limits = {"maxOffsetsPerTrigger": options.max_offsets, "minOffsetsPerTrigger": options.min_offsets}
+        for name, value in limits.items():
+            if value:
+                raise ConfigError(f"{name} is for readStream: a batch read takes everything up to its end")
+        if options.group is not None:
+            raise ConfigError("group is for readStream: a batch read ends, and nothing has to wait for it")
         if options.start is not None and options.start.default == LATEST:
             raise ConfigError(
                 "startingOffsets=latest reads nothing in a batch read: use earliest, a time, or readStream"
@@ -60,6 +76,8 @@ class BatchReader(DataSourceReader):
                     streams.position((topic, partition), (bounds or Bounds(default)).of(topic, partition))
                     for bounds, default in ((options.start, EARLIEST), (options.end, LATEST))
                 )
+                if options.needs_start and options.start is not None and options.start.has_times:
+                    check_start(options, topic, partition, start, streams.info((topic, partition)))
                 if is_before(start.id, end.id) and end.added > start.added:
                     count = end.added - start.added
                     ranges.append(Range(topic, partition, start.id, end.id, count, options.fail_on_data_loss))
@@ -106,6 +124,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._connection: TaskConnection | None = None
         self._target: Offsets | None = None
+        self._planned: Offsets | None = None
+        self._last_trigger: float | None = None
+        self._group: QueryGroup | None = None
 
     # -- offsets, in a process of the driver that lives as long as the query --------------------------------------
 
@@ -121,6 +142,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stream: saved.positions.get(stream) or streams.position(stream, bounds.of(*stream))
             for stream in {**ends.positions, **saved.positions}
         }
+        if options.needs_start and bounds.has_times:
+            for stream, start in starts.items():
+                check_start(options, *stream, start, streams.info(stream))
         return Offsets({**ends.epochs, **saved.epochs}, starts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -136,16 +160,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch: the newest entries, or as far as the limit allows."""
         before = Offsets.from_json(start)
+        self._note_group(before)
         ends = self._streams().ends() if self._target is None else self._target
+        if self._waits(before, ends):
+            return start
         if isinstance(limit, ReadMaxRows):
             ends = self._limited(before, ends, limit.max_rows)
         after = merged(before, ends)
-        return start if is_same(before, after) else after.to_json()
+        self._planned = after
+        if is_same(before, after):
+            return start
+        self._last_trigger = time.monotonic()
+        return after.to_json()
 
     @plain_errors
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The newest entries, for the progress of the query."""
-        return self._streams().ends().to_json()
+        """The newest entries, for the progress of the query, and how far the batch that is planned is behind them."""
+        newest = self._streams().ends()
+        lag = {} if self._planned is None else {BEHIND: behind(self._planned, newest)}
+        return newest.to_json() | lag
+
+    @plain_errors
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has written a batch: what the query has read moves on."""
+        if self._group is not None:
+            self._group.move(Offsets.from_json(end))
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -156,7 +195,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(self._streams().split_until(ranges, self._options.min_partitions))
 
     def stop(self) -> None:
-        """Close the connection."""
+        """Leave the group, and close the connection."""
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
         if self._connection is not None:
             self._connection.__exit__()
             self._connection = None
@@ -172,6 +214,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connection = TaskConnection(self._options.access)
         return SelectedStreams(self._connection, self._options.selection)
 
+    def _note_group(self, before: Offsets) -> None:
+        """With `group`: the query is known on the server, and what it has not read is kept."""
+        name = self._options.group
+        if name is not None:
+            if self._group is None:
+                self._streams()
+                assert self._connection is not None
+                self._group = QueryGroup(self._connection, name)
+            self._group.join(before)
+
+    def _waits(self, before: Offsets, ends: Offsets) -> bool:
+        """Whether there are fewer messages than `minOffsetsPerTrigger`, and `maxTriggerDelay` has not passed. A query
+        with an end does not wait."""
+        if not self._options.min_offsets or self._target is not None or self._last_trigger is None:
+            return False
+        backlog = sum(each.expected for each in ranges_between(before, merged(before, ends), is_strict=False))
+        has_waited = time.monotonic() - self._last_trigger >= self._options.max_delay.total_seconds()
+        return backlog < self._options.min_offsets and not has_waited
+
     def _limited(self, before: Offsets, ends: Offsets, limit: int) -> Offsets:
         """At most `limit` entries after `before`, split over the streams by their backlogs."""
         streams = self._streams()
@@ -186,7 +247,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends.epochs, positions)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_connection": None, "_target": None}
+        nothing = dict.fromkeys(("_connection", "_target", "_planned", "_last_trigger", "_group"))
+        return {"_options": self._options} | nothing
 
 
 def check_bounds(options: ReadOptions, topics: set[str]) -> None:
@@ -195,6 +257,17 @@ def check_bounds(options: ReadOptions, topics: set[str]) -> None:
         for topic, _, _ in () if bounds is None else bounds.by_partition:
             if topic not in topics:
                 raise ConfigError(f"{name} names topic {topic!r}, which is not read: {', '.join(sorted(topics))}")
+
+
+def check_start(options: ReadOptions, topic: str, partition: int, start: Position, info: StreamInfo) -> None:
+    """Raise ConfigError if there is no entry at or after a starting time."""
+    assert options.start is not None
+    bound = options.start.of(topic, partition)
+    if bound not in (EARLIEST, LATEST) and start.id == info.last and start.id != bound:
+        raise ConfigError(
+            f"{topic}.{partition} has no entry at or after the starting time: give an earlier one, or "
+            f"startingOffsetsByTimestampStrategy=latest to start with the next entry"
+        )
 
 
 def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:

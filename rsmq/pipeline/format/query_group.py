@@ -1,0 +1,111 @@
+"""A query that names itself: a group on the server, which keeps what the query has not read.
+
+Its position in each partition is that of the last batch that Spark has committed. It has no deliveries of its own:
+Spark's checkpoint says what is read, and the group follows. Its member is the query that runs; it is gone when the
+query ends, and 15 minutes after its process has died.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from typing import Any, Final
+
+from pydantic_core import to_json
+
+from rsmq.errors import BrokerError, ConfigError, GroupMissing
+from rsmq.model.clock import now_ms
+from rsmq.pipeline.format.offsets import Offsets, Stream
+from rsmq.pipeline.format.task_connection import TaskConnection
+from rsmq.redis.streams import QUERY, as_dict, is_missing
+
+ALIVE_MS: Final = 15 * 60_000
+"""For how long a query counts as running after its last trigger."""
+
+
+class QueryGroup:
+    """One query as a group of each of its topics. `name`: of the group."""
+
+    def __init__(self, connection: TaskConnection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._member = f"spark-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._at: dict[Stream, str] = {}
+        self._topics: set[str] = set()
+
+    def join(self, at: Offsets) -> None:
+        """Exist in each partition, from these offsets on, and say that the query runs. Raises ConfigError if the group
+        belongs to workers or to another program."""
+        for topic in {topic for topic, _ in at.positions} - self._topics:
+            self._check(topic)
+        for stream, position in at.positions.items():
+            if stream not in self._at:
+                self._create(stream, position.id, position.added)
+        for topic in {topic for topic, _ in at.positions}:
+            self._say(topic)
+
+    def move(self, upto: Offsets) -> None:
+        """Everything up to these offsets is read."""
+        for stream, position in upto.positions.items():
+            if self._at.get(stream) != position.id:
+                self._set(stream, position.id, position.added)
+                self._at[stream] = position.id
+
+    def leave(self) -> None:
+        """The query has ended. The group stays."""
+        keys = self._connection.keys
+        for topic in self._topics:
+            self._connection.ask("DEL", keys.alive(topic, self._name, self._member))
+            self._connection.ask("SREM", keys.members(topic, self._name), self._member)
+
+    def _check(self, topic: str) -> None:
+        """Raise ConfigError if the group is not that of a query."""
+        found = self._connection.ask("HGET", self._connection.keys.group(topic, self._name), "distribution")
+        if found not in (None, QUERY.encode()):
+            raise self._taken(topic, f"workers (distribution {found.decode()!r})")
+
+    def _taken(self, topic: str, owner: str) -> ConfigError:
+        return ConfigError(
+            f"group {self._name!r} of topic {topic!r} belongs to {owner}, whose messages the query would skip: give "
+            f"the query another name"
+        )
+
+    def _say(self, topic: str) -> None:
+        """Say that the group is that of a query, which runs."""
+        keys = self._connection.keys
+        if topic not in self._topics:
+            self._connection.ask("HSETNX", keys.group(topic, self._name), "created_ms", now_ms())
+            self._connection.ask("HSETNX", keys.group(topic, self._name), "distribution", QUERY)
+            self._topics.add(topic)
+        about = to_json({"handler": "a query of Spark", "concurrency": 1}).decode()
+        self._connection.ask("SET", keys.alive(topic, self._name, self._member), about, "PX", ALIVE_MS)
+        self._connection.ask("SADD", keys.members(topic, self._name), self._member)
+
+    def _create(self, stream: Stream, after: str, added: int) -> None:
+        """Create the group in a partition. It may be there, from an earlier run, and is then where that one ended."""
+        try:
+            self._ask_group("CREATE", stream, after, "MKSTREAM", "ENTRIESREAD", added)
+        except BrokerError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+            rows = self._connection.ask("XINFO", "GROUPS", self._connection.keys.stream(*stream))
+            known = {row["name"]: row["consumers"] for row in map(as_dict, rows)}
+            if known.get(self._name.encode()):
+                raise self._taken(stream[0], "other consumers") from None
+        self._at[stream] = ""
+
+    def _set(self, stream: Stream, upto: str, added: int) -> None:
+        """Move the group in a partition. It is created again if somebody has deleted it."""
+        try:
+            self._ask_group("SETID", stream, upto, "ENTRIESREAD", added)
+        except BrokerError as error:
+            if not isinstance(error, GroupMissing) and not is_missing(error):
+                raise
+            self._topics.discard(stream[0])
+            self._create(stream, upto, added)
+            self._say(stream[0])
+
+    def _ask_group(self, verb: str, stream: Stream, at: str, *rest: Any) -> None:
+        key = self._connection.keys.stream(*stream)
+        self._connection.ask("XGROUP", verb, key, self._name, at, *rest)
