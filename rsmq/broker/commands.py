@@ -25,7 +25,7 @@ class Commands(ABC):
     keys: Keys
     settings: Settings
     cancelled: Counter[tuple[str, str]]
-    """By topic and group, messages that `cancel` itself has settled: delayed ones (no group), and parked ones."""
+    """By topic and group, messages that `cancel` itself has settled: delayed (no group), or waiting for a retry."""
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class Commands(ABC):
     async def look(
         self, message: MessageRef | str, *, topic: str | None = None, key: str | None = None
     ) -> control.MessageStatus:
-        """Where a message is: delayed, or for each group undelivered, in whose hands, parked, settled, or dead.
+        """Where a message is: delayed, or for each group unread, waiting, running, settled, or dead.
 
         `message` is what `publish` has returned, or its text with `topic` and, if it has one, `key`: without the key
         all partitions are searched. It reads only. An id that you made yourself (`message_id`) is found within
@@ -71,8 +71,8 @@ class Commands(ABC):
         - `key`: the ordering key; then one partition is read.
         - `where`: conditions for a JSON payload, such as `customer.tier=gold` or `amount!=0`.
         - `headers`: values that headers have.
-        - `since`, `until`: when a message was stored (delayed or parked: is due; dead: died). The end is excluded.
-        - `state`: "stored", or "delayed", or for `group` "undelivered", "in_flight", "parked" or "dead".
+        - `since`, `until`: when a message was stored (delayed or waiting: is due; dead: died). The end is excluded.
+        - `state`: "stored", or "delayed", or for `group` "unread", "running", "waiting_for_retry" or "dead".
         - `most`: so many hits; `scan`: look at so many messages at most. `progress` is called with the number so far.
 
         There is no index: it costs about two seconds for 100 000 messages. Narrow it by `key`, `since` and `until`.
@@ -113,10 +113,10 @@ class Commands(ABC):
     ) -> datetime:
         """Give a message that waits for a time another due time, `at` or after `delay`, and return it.
 
-        That is a delayed message, or one that is parked until its next attempt: for all groups where it is parked, or
+        That is a delayed message, or one that waits for a retry: for all groups where it does, or
         only for `group`. It costs no attempt. With key order this waits for the member that has the timer, at most for
         a lease. `message`, `topic` and `key` are as for `look`. Raises ConfigError for what waits for no time (it is
-        undelivered, in the hands of a member, settled, ...), with what to do instead: the due time is as it was.
+        unread, running, settled, ...), with what to do instead: the due time is as it was.
         """
         if at is None and delay is None:
             raise ConfigError("give at or delay: when the message is to be delivered")

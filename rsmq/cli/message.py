@@ -49,7 +49,7 @@ def trace(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Where a message is, for each group: undelivered, in whose hands, parked, settled, or dead. Reads only."""
+    """Where a message is, for each group: unread, running, waiting, settled, or dead. Reads only."""
 
     async def read(connection: CommandConnection) -> MessageStatus:
         status = MessageStatus(message, topic, "unknown", key=key)
@@ -158,7 +158,7 @@ def find(
     since: Annotated[datetime | None, time_option("Stored at this time or later (delayed: due, dead: died).")] = None,
     until: Annotated[datetime | None, time_option("Before this time.")] = None,
     state: Annotated[str, typer.Option(help=f"One of {', '.join(STATES)}.")] = "stored",
-    group: Annotated[str | None, typer.Option("--group", help="Whose undelivered, in_flight, parked, or dead.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Whose unread, running, waiting, or dead.")] = None,
     most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
     scan: Annotated[int, typer.Option(min=1, help="Look at so many messages at most.")] = 100_000,
     url: Url = None,
@@ -243,11 +243,11 @@ def reschedule(
     delay: Annotated[timedelta | None, duration_option("Deliver it after this time from now, such as 5s.")] = None,
     at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
     key: OfKey = None,
-    group: Annotated[str | None, typer.Option("--group", help="Only where it is parked for this group.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only where it waits for a retry of this group.")] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Give a delayed or parked message another due time."""
+    """Give a message that is delayed, or waits for a retry, another due time."""
     about = {"topic": topic, "key": key, "group": group}
 
     async def act(broker: Broker) -> tuple[datetime, dict[str, Any]]:

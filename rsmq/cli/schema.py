@@ -31,7 +31,7 @@ def check(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Decode unread, pending, parked, delayed and dead messages with the handlers of this code, before a rollout.
+    """Decode unread, pending, waiting, delayed and dead messages with the handlers of this code, before a rollout.
 
     Changes nothing. Exit 1 if a message cannot be decoded, with the number of each error.
     """

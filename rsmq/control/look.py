@@ -68,7 +68,7 @@ class Look:
         )
         status = group_status(group, message.entry_id, report, behind=behind.message.id if behind else "")
         status = replace(status, expired=expired(message, status, int(report.now)))
-        if status.state == "undelivered":
+        if status.state == "unread":
             seek = (report.delivered, message.entry_id, MOST_BEFORE + 1)
             before, _ = await SEEK_ENTRY(self._client, names[:1], seek)
             return replace(status, before=max(0, before - 1))

@@ -85,7 +85,7 @@ class Reschedule:
 
 
 ADVICE: Final[Mapping[str, str]] = {
-    "undelivered": "what is in the stream keeps its place there, so cancel it with broker.cancel, and publish it again "
+    "unread": "what is in the stream keeps its place there, so cancel it with broker.cancel, and publish it again "
     "with delay=",
     "running": "a member has it in its hands, where it runs or starts next: its handler can raise Retry(after=...)",
     "settled": "it is done, or a dead letter: publish it again, or replay it with `rsmq dlq replay`",
@@ -99,6 +99,6 @@ def refusal(message_id: str, groups: Mapping[str, str]) -> ConfigError:
     where = ", ".join(f"{name}: {word}" for name, word in sorted(groups.items()))
     advice = "; ".join(ADVICE[word] for word in ADVICE if word in groups.values())
     return ConfigError(
-        f"{message_id} is neither delayed nor parked, so it cannot be rescheduled{f' ({where})' if where else ''}: "
-        + (advice or "`rsmq trace` says where it is")
+        f"{message_id} is neither delayed nor waits for a retry, so it cannot be rescheduled"
+        f"{f' ({where})' if where else ''}: " + (advice or "`rsmq trace` says where it is")
     )

@@ -19,8 +19,8 @@ from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of, read_entries
 from rsmq.redis.topics import Topic
 
-FindState = Literal["stored", "delayed", "undelivered", "in_flight", "parked", "dead"]
-STATES: Final = ("stored", "delayed", "undelivered", "in_flight", "parked", "dead")
+FindState = Literal["stored", "delayed", "unread", "running", "waiting_for_retry", "dead"]
+STATES: Final = ("stored", "delayed", "unread", "running", "waiting_for_retry", "dead")
 PAGE: Final = 500
 Row = tuple[bytes, list[bytes], int]
 """Entry id, fields, and the time by which it is chosen, in ms."""
@@ -28,8 +28,8 @@ Row = tuple[bytes, list[bytes], int]
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Conditions that must all hold. `since` and `until`: when it was stored; of a delayed or parked message when it is
-    due, of a dead letter when it died. The end is excluded."""
+    """Conditions that must all hold. `since` and `until`: when it was stored; of a message that is delayed or
+    waits for a retry when it is due, of a dead letter when it died. The end is excluded."""
 
     key: str | None = None
     where: tuple[FieldCondition, ...] = ()
@@ -95,7 +95,7 @@ class Search:
     def __init__(self, client: Client, keys: Keys, topic: Topic, state: FindState, group: str | None) -> None:
         if state not in STATES:
             raise ConfigError(f"state={state!r} is unknown: use {', '.join(STATES)}")
-        if state in ("undelivered", "in_flight", "parked", "dead") and group is None:
+        if state in ("unread", "running", "waiting_for_retry", "dead") and group is None:
             raise ConfigError(f"what is {state} differs from group to group: pass group, too")
         self._client = client
         self._keys = keys
@@ -154,18 +154,18 @@ class Search:
         if self._state == "delayed":
             async for pairs in self._sorted_set(keys.delayed(*at), wanted):
                 yield [(b"0-0", unpacked(packed), ms) for packed, ms in pairs]
-        elif self._state == "parked":
+        elif self._state == "waiting_for_retry":
             async for pairs in self._sorted_set(keys.retry(*at, self._group), wanted):
                 ids = [member.partition(b"|")[0] for member, _ in pairs]
                 bodies = await ask_all(self._client, [("XRANGE", stream, each, each) for each in ids])
                 yield [(each[0][0], each[0][1], ms) for each, (_, ms) in zip(bodies, pairs, strict=True) if each]
-        elif self._state == "in_flight":
+        elif self._state == "running":
             async for pending in self._pending(stream):
                 bodies = await ask_all(self._client, [("XRANGE", stream, each, each) for each in pending])
                 yield [row_of(*each[0]) for each in bodies if each]
         else:
             start = str(wanted.first_ms)
-            if self._state == "undelivered":
+            if self._state == "unread":
                 start = max(start, f"({await self._delivered(stream)}", key=sort_key)
             name = keys.dlq(*at, self._group) if self._state == "dead" else stream
             async for rows in self._entries(name, start, wanted.end_ms):

@@ -15,20 +15,22 @@ from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 
 State = Literal["delayed", "stored", "cancelled", "removed", "archived", "unknown"]
-GroupState = Literal["undelivered", "waiting", "in_flight", "parked", "settled", "dead", "cancelled", "not_addressed"]
+GroupState = Literal[
+    "unread", "waiting_for_key", "running", "waiting_for_retry", "settled", "dead", "cancelled", "not_addressed"
+]
 
 MOST_BEFORE: Final = 10_000
-"""Undelivered messages before one that are counted; `before` is not greater."""
+"""Unread messages before one that are counted; `before` is not greater."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     """Where a message is for one group.
 
-    - `undelivered`: no member has it yet; `before` messages are delivered first.
-    - `waiting`: `member` has it, and `behind`, an earlier message of its key, is not done.
-    - `in_flight`: in the hands of `member` since `since`: it runs, or starts next.
-    - `parked`: attempt `attempt` failed with `error`; the next one is due at `due`.
+    - `unread`: no member has it yet; `before` messages are delivered first.
+    - `waiting_for_key`: `member` has it, and `behind`, an earlier message of its key, is not done.
+    - `running`: in the hands of `member` since `since`: it runs, or starts next.
+    - `waiting_for_retry`: attempt `attempt` failed with `error`; the next one is due at `due`.
     - `settled`: this group is done with it. If `expired` is a time, it was handled before then, or dropped: the server
       keeps nothing that tells which.
     - `dead`: a dead letter, with `reason` and `error`; `letter` is its id for `rsmq dlq replay`.
@@ -62,14 +64,14 @@ class GroupStatus:
         if self.expired is not None:
             last += f"; it expired at {self.expired}, so it does not start any more"
         match self.state:
-            case "undelivered":
-                return f"not delivered yet, {many}{count(self.before or 0, 'message')} before it{last}"
-            case "waiting":
+            case "unread":
+                return f"unread, {many}{count(self.before or 0, 'message')} before it{last}"
+            case "waiting_for_key":
                 return f"waits behind {self.behind} of its key, in the hands of {self.member} since {self.since}{last}"
-            case "in_flight":
+            case "running":
                 return f"in the hands of {self.member} since {self.since}, attempt {self.attempt}{last}"
-            case "parked":
-                return f"parked until {self.due} after attempt {self.attempt}{last}"
+            case "waiting_for_retry":
+                return f"waits for its retry at {self.due}, after attempt {self.attempt}{last}"
             case "dead":
                 return f"dead letter {self.letter}, {self.reason}: {self.error}"
             case "cancelled":
@@ -153,18 +155,18 @@ def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 
     if report.mark in (b"done", b"cancelled") or (report.mark and is_waiting):  # it does not start any more
         return GroupStatus(group, "cancelled", error=error, failed=failed)
     if parse_stream_id(stream_id) > parse_stream_id(report.delivered):
-        return GroupStatus(group, "undelivered", before=before, failed=failed)
+        return GroupStatus(group, "unread", before=before, failed=failed)
     if report.parked_attempts >= 0:
         due, member = moment(report.due), text(report.member) or text(report.owner)
         is_its = bool(failed) and failed[-1].attempt == report.parked_attempts
         return GroupStatus(
-            group, "parked", member=member or None, attempt=report.parked_attempts, due=due,
+            group, "waiting_for_retry", member=member or None, attempt=report.parked_attempts, due=due,
             error=error if is_its else None, failed=failed,
         )  # fmt: skip
     if not report.member:
         return GroupStatus(group, "settled", failed=failed)
     since = moment(report.now) - timedelta(milliseconds=report.idle_ms)
-    state: GroupState = "waiting" if behind else "in_flight"
+    state: GroupState = "waiting_for_key" if behind else "running"
     return GroupStatus(
         group, state, member=text(report.member), since=since, attempt=report.deliveries, behind=behind or None,
         error=error, failed=failed,
@@ -177,7 +179,7 @@ def expired(message: Message, status: GroupStatus, now_ms: int) -> datetime | No
     A running attempt goes on. An expired message that becomes a dead letter is one, or was settled before.
     """
     left = message._lifetime(now_ms)
-    if left is None or left > 0 or status.state not in ("undelivered", "waiting", "parked", "settled"):
+    if left is None or left > 0 or status.state not in ("unread", "waiting_for_key", "waiting_for_retry", "settled"):
         return None
     return None if status.state == "settled" and message._becomes_dead else message.expires
 

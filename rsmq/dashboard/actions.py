@@ -242,7 +242,7 @@ async def reschedule_message(wanted: ActionForm) -> Action:
     queries, message_id, key = wanted.visit.queries, wanted.value("message"), wanted.key
     topic, status = await queries.topic(wanted.topic), await queries.status(wanted.topic, message_id, key)
     due_ms, when = due_of(wanted)
-    retries = [f" It is {each.text} for {each.group}." for each in status.groups if each.state == "parked"]
+    retries = [f" It {each.text} for {each.group}." for each in status.groups if each.state == "waiting_for_retry"]
 
     async def act() -> str:
         command, due = Reschedule(queries.client, queries.keys, queries.settings), "+0"

@@ -120,7 +120,7 @@ def where(visit: Visit, status: MessageStatus, subject: dict[str, str]) -> list[
     """The groups with what each has done with it, and buttons for what can still be changed."""
     topic, values = subject["topic"], subject | key_of(status.key)
     buttons: list[Content] = []
-    if status.state == "delayed" or any(each.state == "parked" for each in status.groups):
+    if status.state == "delayed" or any(each.state == "waiting_for_retry" for each in status.groups):
         time = text_field("at", "to (UTC)", type="datetime-local", step=1)
         buttons += [
             visit.action("reschedule", "run now", Role.ACT, topic, values | {"when": "now"}),
@@ -156,7 +156,7 @@ def failed_table(attempts: Sequence[FailedAttempt], group: str) -> Content:
 
 NOT_STORED: Final = "0-0"
 """The stream id of an entry that is delayed."""
-OPEN: Final = ("undelivered", "waiting", "in_flight", "parked")
+OPEN: Final = ("unread", "waiting_for_key", "running", "waiting_for_retry")
 """The states in which a message can be cancelled for a group."""
 
 # -- messages that wait for a time ------------------------------------------------------------------------------------

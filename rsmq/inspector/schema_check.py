@@ -20,7 +20,7 @@ from rsmq.redis.client.client import Client
 from rsmq.redis.streams import ask_all, groups_of
 from rsmq.redis.topics import Topic, Topics
 
-Kind = Literal["unread", "pending", "parked", "delayed", "dead"]
+Kind = Literal["unread", "pending", "waiting_for_retry", "delayed", "dead"]
 PAGE: Final = 1000
 MOST_ERRORS: Final = 20
 """Different errors that are counted apart; the rest is counted as others."""
@@ -83,7 +83,8 @@ class SchemaCheck:
 
     async def _check(self, handler: Handler, topic: Topic, sample: int) -> list[SchemaFinding]:
         kinds: Mapping[Kind, Any] = {
-            "unread": self._unread, "pending": self._pending, "parked": self._parked, "delayed": self._delayed,
+            "unread": self._unread, "pending": self._pending, "waiting_for_retry": self._parked,
+            "delayed": self._delayed,
         }  # fmt: skip
         share = -(-sample // len(topic.numbers))
         findings = []

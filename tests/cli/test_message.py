@@ -25,7 +25,7 @@ def test_either_id_is_printed_for_the_other(cli: Cli) -> None:
 WRONG = [
     (1, "is not found", "trace", "99/1700000000000-0"),
     (1, "unknown (it is not there", "message", "cancel", NOWHERE, "--topic", "orders"),
-    (2, "has no group 'lost'", "message", "find", "orders", "--state", "in_flight", "--group", "lost"),
+    (2, "has no group 'lost'", "message", "find", "orders", "--state", "running", "--group", "lost"),
 ]
 
 

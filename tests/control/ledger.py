@@ -58,11 +58,11 @@ class Ledger:
         @broker.handler("orders", group="billing", retry=RetryPolicy(max_attempts=3), concurrency=2 * BUSY)
         async def handle(message: Message) -> None:
             match message.headers["do"]:
-                case "parked":
+                case "waiting_for_retry":
                     raise Retry("out of paper", after=HOUR)
                 case "dead":
                     raise Reject("no such customer")
-                case "in_flight":
+                case "running":
                     self._started.add(message.id)
                     await self._go_on.wait()
 
@@ -79,20 +79,22 @@ class Ledger:
         for number in range(part):
             ref = await broker.publish("orders", "delayed", key=f"d{number}", delay=HOUR)
             self.entries[ref] = Entry("orders", f"d{number}", "delayed")
-        parked = await self._publish("parked", part, error="Retry: out of paper")
+        parked = await self._publish("waiting_for_retry", part, error="Retry: out of paper")
         await self._publish("dead", part, error="no such customer")
         await self._pause()  # a handler may start a message in its first millisecond
         await self._publish("settled", part, payload="late", expires="1ms")
         await self._publish("dead", part, payload="late", expires="1ms", on_expiry="dead")
         await self._resume_after_expiry()
-        running = await self._publish("in_flight", BUSY)
+        running = await self._publish("running", BUSY)
         await self._publish("settled", max(part, messages - len(self.entries)))
         await until(lambda: self._has_ended("orders", sum(self._stored.values()) - BUSY), "all but those end", 900)
         held = [*running[:5], *parked[:10]]
-        waiting = [each for one in held for each in await self._publish("waiting", 3, key=self.entries[one].key)]
+        waiting = list[str]()
+        for one in held:
+            waiting += await self._publish("waiting_for_key", 3, key=self.entries[one].key)
         await until(lambda: self._are_waiting(waiting), "they are delivered")
         await self._pause()
-        undelivered = await self._publish("undelivered", part)
+        undelivered = await self._publish("unread", part)
         delayed = [each for each, entry in self.entries.items() if entry.state == "delayed"]
         for some, group in ((delayed, None), (undelivered, None), (parked[10:], "billing")):
             for each in random.sample(some, part // 5):
@@ -138,7 +140,7 @@ class Ledger:
 
     async def _are_waiting(self, ids: Iterable[str]) -> bool:
         looks = [await self._broker.look(each, topic="orders", key=self.entries[each].key) for each in ids]
-        return all(each.group("billing").state == "waiting" for each in looks)  # type: ignore[union-attr]
+        return all(each.group("billing").state == "waiting_for_key" for each in looks)  # type: ignore[union-attr]
 
     def _consumer(self, topic: str) -> Consumer:
         assert self._broker.worker is not None

@@ -113,7 +113,7 @@ async def test_every_cancelled_message_is_counted_once(broker: Broker, key: str 
 async def is_parked(broker: Broker, ref: MessageRef) -> bool:
     """Whether it waits for its retry."""
     status = (await broker.look(ref)).group("g")
-    return status is not None and status.state == "parked"
+    return status is not None and status.state == "waiting_for_retry"
 
 
 async def test_delayed_message_is_rescheduled(broker: Broker) -> None:
@@ -128,7 +128,7 @@ async def test_delayed_message_is_rescheduled(broker: Broker) -> None:
         assert await broker.reschedule(str(ref), topic="in", delay="5m") < at
         assert isinstance(await broker.cancel(ref), Cancelled)
         for gone in (ref, await broker.publish("in", "x"), new_message_id()):
-            with pytest.raises(ConfigError, match="neither delayed nor parked"):
+            with pytest.raises(ConfigError, match="neither delayed nor waits for a retry"):
                 await broker.reschedule(gone, topic="in", at=at)
         with pytest.raises(ConfigError, match="give at or delay"):
             await broker.reschedule(ref)
@@ -183,7 +183,7 @@ async def test_message_in_the_hands_of_a_member_is_cancelled(broker: Broker, opt
             await until(lambda ref=ref: delivered(broker, ref), "it is delivered")  # type: ignore[misc]
         assert await broker.cancel(rest[1]) == Cancelled({"g": "cancelled"})
         assert await is_state(broker, rest[1], "cancelled")
-        assert await state_of(broker, rest[2]) == ("waiting" if is_ordered else await state_of(broker, rest[2]))
+        assert await state_of(broker, rest[2]) == ("waiting_for_key" if is_ordered else await state_of(broker, rest[2]))
         work.go_on.set()
         for ref in (first, rest[0], rest[2]):
             await until(lambda ref=ref: is_state(broker, ref, "settled"), "it is settled")  # type: ignore[misc]
@@ -194,7 +194,7 @@ async def test_message_in_the_hands_of_a_member_is_cancelled(broker: Broker, opt
 
 async def delivered(broker: Broker, ref: MessageRef) -> bool:
     """Whether a member has it."""
-    return await state_of(broker, ref) != "undelivered"
+    return await state_of(broker, ref) != "unread"
 
 
 @styles
@@ -239,7 +239,7 @@ async def test_parked_message_is_cancelled(broker: Broker, options: dict[str, An
     work.register(broker, options)
     async with broker.running():
         ref = await broker.publish("in", "fail", key="ada")
-        await until(lambda: is_state(broker, ref, "parked"), "it is parked")
+        await until(lambda: is_state(broker, ref, "waiting_for_retry"), "it is parked")
         behind = await broker.publish("in", "x", key="ada")
         assert await broker.cancel(ref) == Cancelled({"g": "cancelled"})
         await until(lambda: is_state(broker, behind, "settled"), "the one behind it is settled")
@@ -294,7 +294,7 @@ async def test_one_of_several_groups(broker: Broker) -> None:
         for group in ("a", "b"):
             await ask(broker, "XGROUP", "CREATE", broker.keys.stream("in", 0), group, "0")
         assert await broker.cancel(ref, group="a") == Cancelled({"a": "cancelled"})
-        assert (await state_of(broker, ref, "a"), await state_of(broker, ref, "b")) == ("cancelled", "undelivered")
+        assert (await state_of(broker, ref, "a"), await state_of(broker, ref, "b")) == ("cancelled", "unread")
         assert await broker.cancel(ref) == Cancelled({"a": "cancelled", "b": "cancelled"})
         with pytest.raises(ConfigError, match="has no group 'c'"):
             await broker.cancel(ref, group="c")
@@ -309,7 +309,7 @@ async def test_marks_are_forgotten_with_their_message(broker: Broker) -> None:
     work.register(broker, {})
     async with broker.running():
         ref = await broker.publish("in", "fail", key="ada")
-        await until(lambda: is_state(broker, ref, "parked"), "it is parked")
+        await until(lambda: is_state(broker, ref, "waiting_for_retry"), "it is parked")
         await broker.cancel(ref)
         await until(lambda: no_marks(broker), "the mark is met")
         names = [part("in", 0, "g") for part in (broker.keys.errors, broker.keys.cancelled)]

@@ -47,31 +47,31 @@ async def test_look_equals_the_ledger_in_every_state(broker: Broker, ordering: s
     async def handle(message: Message) -> None:
         started.add(message.id)
         match message.data:
-            case b"parked":
+            case b"waiting_for_retry":
                 raise OSError("out of paper")
             case b"dead":
                 raise Reject("no such customer")
-            case b"in_flight":
+            case b"running":
                 await go_on.wait()
 
     async with broker.running():
         for number in range(40):
-            state = random.choice(["delayed", "settled", "parked", "dead", "in_flight"])
+            state = random.choice(["delayed", "settled", "waiting_for_retry", "dead", "running"])
             options = {"delay": HOUR} if state == "delayed" else {}
             ref = await broker.publish("orders", state, key=f"k{number}", **options)  # type: ignore[arg-type]
             ledger[ref] = state
-            if state == "in_flight" and ordering == "key":
+            if state == "running" and ordering == "key":
                 behind = await broker.publish("orders", "settled", key=f"k{number}")
-                ledger[behind] = "waiting"
-        quick = {ref for ref, state in ledger.items() if state not in ("delayed", "waiting")}
+                ledger[behind] = "waiting_for_key"
+        quick = {ref for ref, state in ledger.items() if state not in ("delayed", "waiting_for_key")}
         await until(lambda: asyncio.sleep(0, quick <= started), "all that may start have started")
         await broker.pause_group("orders", "billing")
         await until(lambda: is_paused(broker), "it is paused")
         assert broker.worker
         await broker.worker.consumers[0].fetchers.exclude()
         for number in range(20):
-            ledger[await broker.publish("orders", "settled", key=f"k{number}")] = "undelivered"
-        done = [ref for ref, state in ledger.items() if state in ("settled", "parked", "dead")]
+            ledger[await broker.publish("orders", "settled", key=f"k{number}")] = "unread"
+        done = [ref for ref, state in ledger.items() if state in ("settled", "waiting_for_retry", "dead")]
         stats = broker.worker.consumers[0].stats
         ends = ("settled", "retried", "buried")
         await until(lambda: asyncio.sleep(0, sum(stats[each] for each in ends) == len(done)), "they are settled")
@@ -85,10 +85,10 @@ async def test_look_equals_the_ledger_in_every_state(broker: Broker, ordering: s
                 assert await broker.look(f"{status.partition}/{status.stream_id}", topic="orders") == status
             if state == "dead":
                 assert await broker.look(str(ref), topic="orders", key=ref.key) == status
-            if state == "in_flight":
+            if state == "running":
                 assert billing
                 assert (billing.member, billing.attempt) == (broker.worker.consumers[0].member, 1)  # type: ignore[union-attr]
-            if state == "parked":
+            if state == "waiting_for_retry":
                 assert billing
                 assert (billing.attempt, billing.error) == (1, "OSError: out of paper")
                 assert billing.due
@@ -115,7 +115,7 @@ async def is_paused(broker: Broker) -> bool:
 async def all_settled(broker: Broker, refs: list[MessageRef]) -> bool:
     """Whether the server has confirmed all of them."""
     states = [(await broker.look(ref)).group("billing") for ref in refs]
-    return all(each is not None and each.state in ("settled", "parked", "dead") for each in states)
+    return all(each is not None and each.state in ("settled", "waiting_for_retry", "dead") for each in states)
 
 
 @pytest.mark.parametrize("has_output", [False, True])
@@ -126,7 +126,7 @@ async def test_look_has_the_attempts_and_their_errors(broker: Broker, ordering: 
 
     @broker.handler("orders", group="billing", retry=soon, ordering=ordering)  # type: ignore[call-overload]
     async def handle(message: Message) -> None:
-        if message.data == b"parked":
+        if message.data == b"waiting_for_retry":
             raise Retry("out of paper", after=HOUR)
         raise OSError(f"try {message.attempt}")
 
@@ -136,8 +136,8 @@ async def test_look_has_the_attempts_and_their_errors(broker: Broker, ordering: 
             await message.publish("unbilled", 1)
 
     async with broker.running():
-        parked, dead = [await broker.publish("orders", each, key=each) for each in ("parked", "dead")]
-        await until(lambda: is_in(broker, parked, "parked"), "it is parked")
+        parked, dead = [await broker.publish("orders", each, key=each) for each in ("waiting_for_retry", "dead")]
+        await until(lambda: is_in(broker, parked, "waiting_for_retry"), "it is parked")
         await until(lambda: is_in(broker, dead, "dead"), "it is dead")
         waits, died = [(await broker.look(each)).group("billing") for each in (parked, dead)]
         assert waits
@@ -306,12 +306,10 @@ async def test_look_says_that_a_message_has_expired(broker: Broker) -> None:
 
         await until(is_over, "their time is over")
         waits, is_done = await texts(dropped)
-        assert re.fullmatch(
-            r"not delivered yet, 0 messages before it; it expired at .*, so it does not start .*", waits
-        )
+        assert re.fullmatch(r"unread, 0 messages before it; it expired at .*, so it does not start .*", waits)
         assert re.fullmatch(r"settled or expired: its time was over at .*", is_done)
         assert (await texts(buried))[1] == "settled"
-        assert await texts(lives) == ("not delivered yet, 2 messages before it", "settled")
+        assert await texts(lives) == ("unread, 2 messages before it", "settled")
 
 
 async def test_look_at_random_ids_of_every_state(broker: Broker) -> None:
@@ -321,5 +319,6 @@ async def test_look_at_random_ids_of_every_state(broker: Broker) -> None:
         await ledger.make(300)
         seen = await ledger.compare(200)
         ledger.release()
-    states = {"delayed", "parked", "dead", "settled", "in_flight", "waiting", "undelivered", "cancelled", "removed"}
+    states = {"delayed", "waiting_for_retry", "dead", "settled", "running", "waiting_for_key", "unread"}
+    states |= {"cancelled", "removed"}
     assert states <= seen.keys()

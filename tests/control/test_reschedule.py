@@ -51,7 +51,7 @@ class Recovering(Work):
 async def park(broker: Broker, payload: str = "fail", key: str = "ada") -> MessageRef:
     """A message whose first attempt has failed: its next one is in an hour."""
     ref = await broker.publish("in", payload, key=key)
-    await until(lambda: is_state(broker, ref, "parked"), "it is parked")
+    await until(lambda: is_state(broker, ref, "waiting_for_retry"), "it is parked")
     return ref
 
 
@@ -67,7 +67,7 @@ async def test_parked_message_that_is_due_earlier_is_tried_at_once(broker: Broke
         assert await broker.reschedule(ref, at=AT) == AT  # again, as after a lost answer
         status = (await broker.look(ref)).group("g")
         assert status is not None
-        assert (status.state, status.due, status.attempt) == ("parked", AT, 1)
+        assert (status.state, status.due, status.attempt) == ("waiting_for_retry", AT, 1)
         due = await broker.reschedule(str(ref), topic="in", delay="0s", group="g")
         assert due <= datetime.now(UTC) + timedelta(seconds=30)
         for each in (ref, behind):
@@ -201,16 +201,16 @@ async def test_what_waits_for_no_time_is_refused_with_what_to_do(broker: Broker)
         done = await broker.publish("in", "x", key="a")
         await until(lambda: is_state(broker, done, "settled"), "it is settled")
         running = await broker.publish("in", "wait", key="b")
-        await until(lambda: is_state(broker, running, "in_flight"), "it runs")
+        await until(lambda: is_state(broker, running, "running"), "it runs")
         waiting = await broker.publish("in", "x", key="b")
-        await until(lambda: is_state(broker, waiting, "waiting"), "it waits behind its key")
+        await until(lambda: is_state(broker, waiting, "waiting_for_key"), "it waits behind its key")
         for ref, word, advice in (
             (done, "settled", "publish it again"), (running, "running", "Retry"), (waiting, "running", "Retry"),
         ):  # fmt: skip
             state = await state_of(broker, ref)
             with pytest.raises(ConfigError, match=rf"\(g: {word}\).*{advice}"):
                 await broker.reschedule(ref, at=AT, group="g")
-            with pytest.raises(ConfigError, match=r"slow: undelivered\).*cancel it"):
+            with pytest.raises(ConfigError, match=r"slow: unread\).*cancel it"):
                 await broker.reschedule(ref, at=AT)
             assert await state_of(broker, ref) == state
         assert isinstance(await broker.cancel(waiting, group="g"), Cancelled)

@@ -56,20 +56,20 @@ async def test_messages_are_found_in_every_state(broker: Broker) -> None:
         began.add(payload)
         if payload == "dead":
             raise Reject("no")
-        if payload == "parked":
+        if payload == "waiting_for_retry":
             raise OSError("no")
         await go_on.wait()
 
     broker.handler("in", group="g", retry=RetryPolicy(max_attempts=3, wait=wait_fixed(3600)))(work)
     async with broker:
-        refs = {each: await broker.publish("in", each, key=each) for each in ("dead", "parked", "in_flight")}
+        refs = {each: await broker.publish("in", each, key=each) for each in ("dead", "waiting_for_retry", "running")}
         refs["delayed"] = await broker.publish("in", "delayed", key="d", delay="1h")
         async with broker.running():
 
             async def is_there() -> bool:
-                parked = await broker.find("in", state="parked", group="g")
+                parked = await broker.find("in", state="waiting_for_retry", group="g")
                 dead = await broker.find("in", state="dead", group="g")
-                return bool(parked.hits and dead.hits and "in_flight" in began)
+                return bool(parked.hits and dead.hits and "running" in began)
 
             await until(is_there, "all are where they belong")
             for state, ref in refs.items():
@@ -81,8 +81,8 @@ async def test_messages_are_found_in_every_state(broker: Broker) -> None:
                 letter = status.groups[0].letter if status.groups else None
                 assert hits[0].letter == letter
             go_on.set()
-        refs["undelivered"] = await broker.publish("in", "undelivered", key="u")
-        assert await found(broker, state="undelivered", group="g") == ["undelivered"]
+        refs["unread"] = await broker.publish("in", "unread", key="u")
+        assert await found(broker, state="unread", group="g") == ["unread"]
 
 
 async def test_search_is_bounded_and_says_so(broker: Broker) -> None:
@@ -100,7 +100,7 @@ async def test_search_is_bounded_and_says_so(broker: Broker) -> None:
         assert await ask(broker, "XLEN", broker.keys.stream("in", 0)) in (0, 1200)
         with pytest.raises(ConfigError, match="pass group"):
             await broker.find("in", state="dead")
-        for state in ("undelivered", "in_flight", "parked", "dead"):
+        for state in ("unread", "running", "waiting_for_retry", "dead"):
             with pytest.raises(ConfigError, match="has no group 'missing'"):
                 await broker.find("in", state=state, group="missing")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="is unknown"):

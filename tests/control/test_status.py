@@ -49,8 +49,8 @@ def test_status_of_an_old_note() -> None:
     base = Report(b"1718000000000", b"5-0", b"m", 10, 2, 2, b"1718000009000", b"1 1718000000000 old", b"", b"m", b"")
     assert group_status("g", b"4-0", base).error is None
     running = group_status("g", b"4-0", base._replace(parked_attempts=-1))
-    assert (running.state, running.error, running.attempt) == ("in_flight", "old", 2)
-    assert group_status("g", b"6-0", base).state == "undelivered"
+    assert (running.state, running.error, running.attempt) == ("running", "old", 2)
+    assert group_status("g", b"6-0", base).state == "unread"
 
 
 def test_one_answer_for_all_groups() -> None:

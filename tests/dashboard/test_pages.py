@@ -204,7 +204,7 @@ def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Cli
     assert (f"{mine} is cancelled" in done, "cancelled while it was delayed" in done) == (True, True)
     assert ">reschedule<" not in done
     late = web.post("do/reschedule", data={**subject, "when": "now", "confirmed": "yes"})
-    assert (late.status_code, "neither delayed nor parked" in late.text) == (400, True)
+    assert (late.status_code, "neither delayed nor waits for a retry" in late.text) == (400, True)
     assert web.post("do/cancel", data={**subject, "message": "nothing"}).status_code == 404
     audit = unescape(web.get("audit").text)
     assert '"state": "delayed until 2099-01-01 00:00:00+00:00, for orders.' in audit
@@ -232,12 +232,12 @@ def test_parked_message_is_cancelled_on_its_page(web: httpx.Client, scene: Cli) 
     (scene.directory / "mended").unlink(missing_ok=True)
     mine = scene.ok("publish", "orders", '{"later": true}').strip()
     state = lambda: scene.json("trace", mine, "--topic", "orders")["groups"][0]["state"]  # noqa: E731
-    wait_until(lambda: state() == "parked", "it is parked")
+    wait_until(lambda: state() == "waiting_for_retry", "it is parked")
     address = re.search(r'href="(/message/orders/[^"]+)">', web.get("parked/orders/billing").text)
     assert address is not None
     page = unescape(web.get(unescape(address[1])).text)
     assert "after attempt 0" in page or "after attempt 1" in page
-    assert "parked until" in page
+    assert "waits for its retry at" in page
     assert "Failed attempts of billing" in page
     assert "Retry: not yet" in page.partition("Failed attempts of billing")[2]
     (row,) = scene.ok("trace", mine, "--topic", "orders").partition("failed at")[2].splitlines()[2:]
@@ -261,7 +261,7 @@ def test_parked_messages_are_moved_run_now_and_cancelled(web: httpx.Client, scen
     late = {"when": "at", "at": "2099-01-01T00:00"}
     assert "3 parked messages due at 2099-01-01 00:00:00 UTC" in do(web, "move-parked", **subject, id=refs(), **late)
     for mine in ids:
-        assert "parked until 2099-01-01" in unescape(web.get(f"message/orders/{mine}").text)
+        assert "waits for its retry at 2099-01-01" in unescape(web.get(f"message/orders/{mine}").text)
     assert "Cancel 3 parked messages of billing of orders for good, for this group only?" in ask(
         web, "cancel-parked", **subject, id=refs()
     )
@@ -271,7 +271,7 @@ def test_parked_messages_are_moved_run_now_and_cancelled(web: httpx.Client, scen
     assert "cancelled 1 parked message" in do(web, "cancel-parked", **subject, id=[ref])
     (scene.directory / "mended").touch()
     message = {"topic": "orders", "message": ids[2], "key": "b"}
-    assert "It is parked until 2099-01-01" in ask(web, "reschedule", **message, when="now")
+    assert "It waits for its retry at 2099-01-01" in ask(web, "reschedule", **message, when="now")
     assert f"{ids[2]} is due now" in do(web, "reschedule", **message, when="now")
     assert "1 parked message due now" in do(web, "move-parked", **subject, id=refs()[:1], when="now")
     wait_until(lambda: parked() == 0, "they have run")

@@ -64,13 +64,13 @@ async def test_every_kind_of_message_is_decoded(settings: Settings) -> None:
         async def settled() -> bool:
             return (await check(broker, new_code(settings)))["dead"].checked == 2 and (
                 await check(broker, new_code(settings))
-            )["parked"].checked == 2
+            )["waiting_for_retry"].checked == 2
 
         await until(settled, "two are parked, two are dead")
         before = await broker.client.execute_command("DBSIZE")
         found = await check(broker, new_code(settings))
         assert {kind: (each.checked, each.failed) for kind, each in found.items()} == {
-                "unread": (0, 0), "pending": (2, 1), "parked": (2, 1), "delayed": (2, 1), "dead": (2, 1),
+                "unread": (0, 0), "pending": (2, 1), "waiting_for_retry": (2, 1), "delayed": (2, 1), "dead": (2, 1),
             }  # fmt: skip
         assert list(found["delayed"].errors) == ["the payload does not fit New: n: Field required"]
         assert found["pending"].example.startswith("0/1")

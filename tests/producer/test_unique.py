@@ -100,7 +100,7 @@ async def test_unique_message_holds_its_name_until_it_is_settled(broker: Broker,
             await reaches(broker, first, "settled")
             second = await edit(broker, "fail")
             assert second.is_new
-            await reaches(broker, second, "parked")
+            await reaches(broker, second, "waiting_for_retry")
             assert await edit(broker) == second
             assert await broker.cancel(second) == Cancelled({"g": "cancelled"})
             third = await edit(broker, "reject")
@@ -199,7 +199,7 @@ async def test_replace_takes_the_place_of_what_no_worker_has(broker: Broker) -> 
         assert await ask(broker, "ZCARD", broker.keys.delayed("in", 0)) == 0
         assert (await edit(broker, "cannot be marked", **newest)).is_new is False
         await ask(broker, "XGROUP", "CREATE", broker.keys.stream("in", 0), "g", "0")
-        second = await edit(broker, "undelivered", **newest)
+        second = await edit(broker, "unread", **newest)
         last = await edit(broker, "wait", **newest)
         assert second.is_new
         assert last.is_new
@@ -271,7 +271,7 @@ async def test_unique_message_meets_a_full_topic(settings: Settings) -> None:
             await edit(broker, on_conflict="replace")
         with pytest.raises(TopicFull):
             await broker.publish("in", "x", unique="other", key="user-7")
-        assert await state_of(broker, first) == "undelivered"
+        assert await state_of(broker, first) == "unread"
         assert await edit(broker) == first
 
 

@@ -116,7 +116,7 @@ async def test_a_commander_looks_cancels_and_reschedules(guarded: Server, topic:
         await broker.reschedule(late, delay="2h")
         assert await broker.cancel(late) == Cancelled({})
         stored = await broker.publish(topic, {"n": 2})
-        assert (await broker.look(str(stored), topic=topic)).group("g").state == "undelivered"
+        assert (await broker.look(str(stored), topic=topic)).group("g").state == "unread"
         assert await broker.cancel(stored) == Cancelled({"g": "cancelled"})
         assert (await broker.look(stored)).group("g").state == "cancelled"
         parked = await broker.publish(topic, {"n": 3})

@@ -3,7 +3,7 @@
 -- KEYS     1 stream  2 lease hash  3 retry zset  4 cancels hash  5 cancelled zset  6 errors hash
 -- ARGV     1 group  2 stream id  3 due:ms since 1970, or '+ms' from the server's now  4 most attempts to look for:int
 --          5 ask|end (do not ask any more)
--- RETURNS  {'OK', due_ms}, {'ASKED', due_ms} (its owner has the timer), or where it is instead: {'UNDELIVERED'},
+-- RETURNS  {'OK', due_ms}, {'ASKED', due_ms} (its owner has the timer), or where it is instead: {'UNREAD'},
 --          {'RUNNING'} (also if it starts next), {'SETTLED'}, {'CANCELLED'} or {'UNKNOWN'}
 -- WHY      Without key order the due time is all there is. A message that keeps its key has a timer in its owner, which
 --          may be starting it now, so only the owner moves it: see move_parked. This call is repeated until then. If the
@@ -14,7 +14,7 @@ local stream, group, id, mark = KEYS[1], ARGV[1], ARGV[2], ARGV[2] .. '|due'
 if redis.call('ZSCORE', KEYS[5], id) or redis.call('HGET', KEYS[4], id) == 'cancelled' then return { 'CANCELLED' } end
 local last = last_delivered(stream, group)
 if not last or #redis.call('XRANGE', stream, id, id) == 0 then return { 'UNKNOWN' } end
-if order(id) > order(last) then return { 'UNDELIVERED' } end
+if order(id) > order(last) then return { 'UNREAD' } end
 local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
 local now = follow_clock(KEYS[2], KEYS[3])
 local attempts, score = find_parked(KEYS[3], id, row, ARGV[4])
