@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from rsmq.control.answer import Answer, Cancelled, Unknown, Word, combined
@@ -13,14 +14,14 @@ from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, CANCELLED
+from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, CANCEL_UNREAD, CANCELLED
 from rsmq.redis.topics import Topic
 
 CancelCounter = Counter[tuple[str, str]]
 NO_GROUP: Final = ""
 """The group of a delayed message, which is cancelled for all of them."""
 MOST_TRIES: Final = 5
-"""A delayed message may become due while it is looked for."""
+"""A delayed message may become due while it is looked for, and a first group may come."""
 
 
 class Cancel:
@@ -45,8 +46,10 @@ class Cancel:
             if found is None:
                 return Unknown()
             if found.packed is None:
-                return await self._stored(found, group, running)
-            if await self._delayed(found, group):
+                chosen = await groups_of_message(self._client, self._keys, found, group)
+                if chosen:
+                    return await self._stored(found, chosen, running)
+            if await (self._delayed(found, group) if found.packed is not None else self._unread(found)):
                 return Cancelled()
         return Unknown()
 
@@ -62,8 +65,17 @@ class Cancel:
         self._counted[at[0], NO_GROUP] += is_cancelled
         return bool(is_cancelled)
 
-    async def _stored(self, found: Found, group: str | None, running: bool) -> Answer:
-        chosen = await groups_of_message(self._client, self._keys, found, group)
+    async def _unread(self, found: Found) -> bool:
+        """Cancel a message that no group reads yet, for all that will. False: a group has come, or it is gone."""
+        at, keys = (found.topic.name, found.partition), self._keys
+        ids = (found.message.id, found.message.stream_id)
+        names = (keys.stream(*at), *(keys.dedup(*at, each) for each in ids), keys.removed(*at))
+        args = (found.message.entry_id, to_ms(self._settings.dedup_window))
+        is_cancelled = await CANCEL_UNREAD(self._client, names, args) == CANCELLED
+        self._counted[at[0], NO_GROUP] += is_cancelled
+        return bool(is_cancelled)
+
+    async def _stored(self, found: Found, chosen: Sequence[str], running: bool) -> Answer:
         answers: dict[str, Word] = {}
 
         async def cancel(name: str) -> None:

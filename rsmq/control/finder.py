@@ -14,7 +14,8 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.packing import unpack_fields
-from rsmq.model.stream_id import LOCATED_ID, sent_ms
+from rsmq.model.record import whole
+from rsmq.model.stream_id import LOCATED_ID, is_stream_id, sent_ms
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FIND_DELAYED, FIND_ENTRY
 from rsmq.redis.topics import Topic
@@ -146,17 +147,22 @@ class Finder:
     async def _at_once(self, message_id: str, topic: Topic, partition: int) -> tuple[Found | None, Clue | None]:
         """The message of a partition, if no search is needed, or where it may be."""
         if match := LOCATED_ID.fullmatch(message_id):
-            return await self.entry(topic, partition, match[2]), None
+            found = await self.entry(topic, partition, match[2])
+            if found is not None:
+                return found, None
+            message_id = match[2]  # of a client that gives no ids
         known = await self._client.execute_command("GET", self._keys.dedup(topic.name, partition, message_id))
         times = [] if (time := sent_ms(message_id)) is None else [time]
-        if known and b"-" in known:
+        if known and is_stream_id(known):
             found = await self.entry(topic, partition, known.decode())
             if found is not None:
                 return found, None
         if known == b"cancelled":
             message = read_entry(topic, partition, b"0-0", [b"data", b"", b"id", message_id.encode()])
             return Found(topic, partition, message, packed=b"", is_cancelled=True), None
-        due = int(known) if known and known.isdigit() else None
+        if match:
+            return None, None
+        due = whole(known)
         return None, Clue(times if due is None else [*times, due], due)
 
     async def _search(self, message_id: str, topic: Topic, partition: int, start: str, end: str) -> Found | None:
@@ -179,7 +185,7 @@ class Finder:
     async def _find_delayed(self, message_id: str, topic: Topic, partition: int, due: int | None) -> Found | None:
         """Outputs of handlers are not remembered under their ids, so then every delayed message is looked at."""
         delayed, offset = self._keys.delayed(topic.name, partition), 0
-        least, most = ("-inf", "+inf") if due is None else (str(due), str(due))
+        least, most = ("-inf", "+inf") if due is None else (str(due), f"({due + 1}")
         while True:
             args = (message_id, least, most, offset, PAGE)
             packed, due_ms, seen = await FIND_DELAYED(self._client, (delayed,), args)

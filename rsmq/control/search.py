@@ -15,6 +15,7 @@ from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.packing import unpack_fields
+from rsmq.model.stream_id import is_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of, read_entries
 from rsmq.redis.topics import Topic
@@ -156,9 +157,10 @@ class Search:
                 yield [(b"0-0", unpacked(packed), ms) for packed, ms in pairs]
         elif self._state == "waiting_for_retry":
             async for pairs in self._sorted_set(keys.retry(*at, self._group), wanted):
-                ids = [member.partition(b"|")[0] for member, _ in pairs]
-                bodies = await ask_all(self._client, [("XRANGE", stream, each, each) for each in ids])
-                yield [(each[0][0], each[0][1], ms) for each, (_, ms) in zip(bodies, pairs, strict=True) if each]
+                parked = [(member.partition(b"|")[0], ms) for member, ms in pairs]
+                named = [each for each in parked if is_stream_id(each[0])]  # another client may write anything
+                bodies = await ask_all(self._client, [("XRANGE", stream, each, each) for each, _ in named])
+                yield [(each[0][0], each[0][1], ms) for each, (_, ms) in zip(bodies, named, strict=True) if each]
         elif self._state == "running":
             async for pending in self._pending(stream):
                 bodies = await ask_all(self._client, [("XRANGE", stream, each, each) for each in pending])

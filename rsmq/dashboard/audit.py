@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from rsmq.model.clock import from_epoch_ms
+from rsmq.model.clock import EPOCH
 from rsmq.model.keys import Keys
+from rsmq.model.record import moment, text
 from rsmq.redis.client.connector import Client
 
 KEPT: Final = 10_000
@@ -69,9 +70,7 @@ class Audit:
         rows = await self._client.execute_command("XREVRANGE", self._key, "+", "-", "COUNT", 2 * SHOWN)
         found: dict[str, dict[str, str]] = {}
         for entry_id, flat in reversed(rows):
-            fields = {
-                name.decode(): value.decode(errors="replace") for name, value in zip(flat[::2], flat[1::2], strict=True)
-            }
+            fields = {text(name): text(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
             about = found.setdefault(fields.get("action", entry_id.decode()), {"id": entry_id.decode()})
             about.update({name: value for name, value in fields.items() if name != "id"})
         return [read(about) for about in reversed(found.values())][:SHOWN]
@@ -80,7 +79,7 @@ class Audit:
 def read(about: dict[str, str]) -> AuditEntry:
     """The two entries of an action as one."""
     names = ("who", "what", "topic", "group", "before", "after", "result")
-    at = from_epoch_ms(int(about["id"].partition("-")[0]))
+    at = moment(about["id"].partition("-")[0]) or EPOCH
     return AuditEntry(about["id"], at, *(about.get(name, "") for name in names))
 
 

@@ -9,17 +9,19 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
 import anyio.abc
+from pydantic import Field, TypeAdapter
 
 from rsmq.errors import RsmqError
 from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import Snapshot
 from rsmq.inspector.trend import Board, compare
-from rsmq.model.clock import from_epoch_ms, now_ms
+from rsmq.model.clock import EPOCH, from_epoch_ms, now_ms
 from rsmq.model.keys import Keys
+from rsmq.model.record import moment
 from rsmq.redis.client.connector import Client
 
 log = logging.getLogger("rsmq.dashboard")
@@ -29,6 +31,9 @@ EVERY: Final = 60
 KEPT: Final = 24 * 60
 GAP: Final = timedelta(seconds=2.5 * EVERY)
 """Between two samples of one unbroken line."""
+
+MOST_BYTES: Final = 16 << 20
+"""A stored minute that is larger unpacked is none."""
 
 GROUP_FIELDS: Final = ("settled", "unread", "ready", "running", "waiting", "dead letters")
 
@@ -77,6 +82,12 @@ def sample_of(at: datetime, board: Board) -> HistoryMinute:
             groups[f"{each.topic}/{each.name}"] = values
     rates = {each.name: None if each.rate_in is None else round(each.rate_in, 2) for each in board.topics}
     return HistoryMinute(at, {name: value for name, value in rates.items() if value != 0}, groups)
+
+
+Figure = Annotated[float, Field(allow_inf_nan=False)] | None
+READER: Final = TypeAdapter(
+    tuple[dict[str, Figure], dict[str, Annotated[list[Figure], Field(min_length=len(GROUP_FIELDS))]]]
+)
 
 
 class HistorySampler:
@@ -135,9 +146,10 @@ class HistorySampler:
 
 def read(entry_id: bytes, fields: list[bytes]) -> HistoryMinute:
     """A stored sample; one that cannot be read is empty."""
-    at = from_epoch_ms(int(entry_id.partition(b"-")[0]))
+    at = moment(entry_id.partition(b"-")[0]) or EPOCH
     try:
-        topics, groups = json.loads(zlib.decompress(fields[1]))
-    except (ValueError, zlib.error, IndexError):
+        unpacker = zlib.decompressobj()
+        topics, groups = READER.validate_json(unpacker.decompress(fields[1], MOST_BYTES))
+    except (ValueError, zlib.error, IndexError):  # ValidationError is a ValueError
         return HistoryMinute(at, {}, {})
     return HistoryMinute(at, topics, groups)

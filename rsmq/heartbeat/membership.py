@@ -15,6 +15,7 @@ from rsmq.heartbeat.liveness import Liveness
 from rsmq.heartbeat.registration import read_members
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
+from rsmq.model.record import exact_text
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce, listeners
@@ -202,13 +203,23 @@ class Membership:
         asked = monotonic()
         seconds, micros, paused, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
         now = monotonic()
-        self._members = sorted(member.decode() for member in found[::2])
-        alive = [member.decode() for member, is_there in zip(found[::2], found[1::2], strict=True) if is_there]
+        named = [(exact_text(raw), is_there) for raw, is_there in zip(found[::2], found[1::2], strict=True)]
+        self._members = sorted(member for member, _ in named if member is not None)
+        alive = [member for member, is_there in named if member is not None and is_there]
         self.clock.saw(asked, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_members(now, self._members, alive)
         self.paused = paused == b"1"
         await self._prune()
+        await self._remove_foreign([raw for raw, (member, _) in zip(found[::2], named, strict=True) if member is None])
+
+    async def _remove_foreign(self, found: list[bytes]) -> None:
+        """Another client has written what is no member."""
+        if found:
+            members = self._keys.members(self._topic, self._group)
+            shown = ", ".join(repr(each[:60]) for each in found)
+            log.warning("removed from %s what names no member: %s", members, shown)
+            await self._client.execute_command("SREM", members, *found)
 
     async def _prune(self) -> None:
         """Remove members that died without withdrawing."""

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rsmq.model.keys import Keys
 from rsmq.model.member import read_info
 from rsmq.redis.client.connector import BlockingClient, Client
 from rsmq.redis.layouts import members_of
+
+LONGEST_LEASE_MS: Final = 86_400_000
+"""What is more was not written by a member."""
 
 
 @dataclass(slots=True)
@@ -130,7 +133,7 @@ async def longer_leases(client: Client, keys: Keys, topic: str, group: str, own_
     """The lease in ms of each live member of a group whose lease is longer than `own_ms`."""
     infos = await read_members(client, keys, topic, group)
     leases = {member: info.get("lease_ttl_ms") for member, info in infos.items()}  # older versions do not say it
-    return {member: ms for member, ms in leases.items() if isinstance(ms, int) and ms > own_ms}
+    return {member: ms for member, ms in leases.items() if isinstance(ms, int) and own_ms < ms < LONGEST_LEASE_MS}
 
 
 async def read_members(client: Client, keys: Keys, topic: str, group: str) -> dict[str, dict[str, Any]]:

@@ -67,6 +67,11 @@ class Observer:
         groups, members = await self._groups(states, rows)
         return Snapshot(at, tuple(states), tuple(groups), tuple(members))
 
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Why topics are missing in the snapshots: another client has written into their records."""
+        return self._topics.unreadable
+
     async def _groups(
         self, topics: Sequence[TopicState], rows: Sequence[Sequence[Row]]
     ) -> tuple[list[GroupState], list[MemberState]]:

@@ -8,7 +8,8 @@ from typing import Final
 from rsmq.inspector.observer import ask_group, ask_partition, measure
 from rsmq.inspector.state import Row
 from rsmq.model.keys import Keys
-from rsmq.model.stream_id import parse_stream_id
+from rsmq.model.record import text
+from rsmq.model.stream_id import is_stream_id, parse_stream_id
 from rsmq.model.words import count, duration
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import MOST_PARKED, ask_all
@@ -133,12 +134,15 @@ async def _archive_holds(client: Client, keys: Keys, topic: Topic, partition: in
         return [RetentionHold("archive", oldest, "required, but no archive has committed this partition yet")]
     found = []
     for name, committed in zip(flat[::2], flat[1::2], strict=True):
+        if not is_stream_id(committed):
+            found.append(RetentionHold(f"archive {text(name)}", oldest, f"has the position {text(committed)[:40]!r}"))
+            continue
         after = b"(" + committed
         entries = await client.execute_command("XRANGE", keys.stream(topic.name, partition), after, "+", "COUNT", 1)
         following = _text(entries[0][0]) if entries else None
         if following is not None:
             why = f"has committed up to {committed.decode()}"
-            found.append(RetentionHold(f"archive {name.decode()}", following, why))
+            found.append(RetentionHold(f"archive {text(name)}", following, why))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from rsmq.handler.schedule import ScheduleRule, read_rule
+from rsmq.handler.schedule import ScheduleRule, Trigger, read_rule
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.schedule_run import ScheduleRun, read_runs
@@ -75,7 +75,7 @@ def _state(topic: str, name: str, partition: int, fields: Mapping[str, str], now
         partition=partition,
         rule=rule,
         set_rule=set_rule,
-        next=None if trigger is None or paused else _moment(trigger.after(max(now_ms, last or 0))),
+        next=None if trigger is None or paused else _tick(trigger, max(now_ms, last or 0)),
         last=done[-1].time if done else None,
         leader=fields.get(f"owner|{name}", "") if is_led else "",
         lease_left=timedelta(milliseconds=until - now_ms) if until is not None and is_led else None,
@@ -90,6 +90,14 @@ def _state(topic: str, name: str, partition: int, fields: Mapping[str, str], now
 def _number(text: str | None) -> int | None:
     """A whole number of a record; None for none, and for what another client has spoiled."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 16 else None
+
+
+def _tick(trigger: Trigger, after_ms: int) -> datetime | None:
+    """The next tick; None for a rule without one, such as the 30th of February, and beyond the year 9999."""
+    try:
+        return _moment(trigger.after(min(after_ms, LATEST_MS)))
+    except (ValueError, OverflowError, StopIteration):
+        return None
 
 
 def _moment(ms: int | None) -> datetime | None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from rsmq.model.clock import LATEST_MS
 from rsmq.model.layout import plain_distribution
 from rsmq.model.member import read_info
+from rsmq.model.record import text, whole
 from rsmq.model.work import Work
 from rsmq.redis.preflight import Finding
 from rsmq.redis.topics import Topic
@@ -183,12 +185,13 @@ def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int
     """From the group's row of MEASURE_PARTITION and the reply of MEASURE_GROUP_PARTITION."""
     _, delivered, read, unread, consumers = row
     pending, following, parked_id, waiting_for_retry, dead, owner, epoch, until_ms, *counts = reply
+    until = min(whole(until_ms) or 0, LATEST_MS)
     pending_of = {name.decode(errors="replace"): count for name, count in zip(counts[::2], counts[1::2], strict=True)}
     return GroupPartition(
         partition=partition.partition,
-        owner=owner.decode(),
-        epoch=int(epoch),
-        lease_left=timedelta(milliseconds=int(until_ms) - now_ms) if owner and int(until_ms) else None,
+        owner=text(owner),
+        epoch=whole(epoch) or 0,
+        lease_left=timedelta(milliseconds=until - now_ms) if owner and until else None,
         unread=partition.length if unread == UNKNOWN else unread,
         is_unread_exact=unread != UNKNOWN,
         read=None if read == UNKNOWN else read,
@@ -205,7 +208,7 @@ def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int
 
 def age_of(ids: Sequence[bytes], now_ms: int) -> timedelta | None:
     """The age of the oldest of these entries; an empty id is none."""
-    times = [int(found.partition(b"-")[0]) for found in ids if found]
+    times = [ms for found in ids if (ms := whole(found.partition(b"-")[0])) is not None]
     return timedelta(milliseconds=max(0, now_ms - min(times))) if times else None
 
 
@@ -215,7 +218,7 @@ def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartiti
     return GroupState(
         topic=topic,
         name=name,
-        distribution=plain_distribution(distribution.decode()),
+        distribution=plain_distribution(text(distribution)),
         is_paused=paused == b"1",
         members=tuple(sorted(member.decode(errors="replace") for member in members[::4])),
         unread=sum(share.unread for share in shares),

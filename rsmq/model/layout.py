@@ -14,12 +14,15 @@ from typing import Any, Final, Literal
 
 from rsmq.errors import ConfigError
 from rsmq.model.partition import MOST_PARTITIONS, partition_for
+from rsmq.model.record import whole
 
 NORMAL: Final = "normal"
 """The band of a message whose publisher names none, and of all messages of a topic without bands."""
 FORMAT: Final = 1
 """Of the layouts that this version can read. A higher one is refused: what it says about partitions may be anything."""
 MOST_BANDS: Final = 8
+END_OF_NUMBERS: Final = 10_000
+"""The number of a partition has at most four digits, also in `3/1718000000000-0`."""
 WITH_BANDS: Final = ", bands"
 """What the distribution of a group ends with where its topic has bands. A worker that knows no bands would read only
 one of them; it does not know this distribution either, and refuses to start."""
@@ -176,8 +179,11 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
             f"topic {name!r} has {shown(partitions)} instead of a number of partitions: a newer version of rsmq has "
             f"changed it. Nothing was read or published: upgrade this process"
         )
+    number = whole(partitions)
+    if number is None or not 1 <= number <= MOST_PARTITIONS:
+        raise ConfigError(f"topic {name!r} has {shown(partitions)} partitions: it can have 1 to {MOST_PARTITIONS}")
     if layout is None:
-        return single(int(partitions))
+        return single(number)
     try:
         found = json.loads(layout)
         if found["format"] != FORMAT:
@@ -188,7 +194,7 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
         read = Layout(tuple(map(read_block, found["blocks"])), tuple(map(str, found["bands"])), int(found["version"]))
         object.__setattr__(read, "stored", layout.decode())
         return read
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"the layout of topic {name!r} is not as rsmq has written it ({type(error).__name__}: {error}): "
             f"{shown(layout)}"
@@ -198,7 +204,8 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
 def read_block(found: Any) -> Block:
     """One block as it is stored. Raises ValueError for what cannot be."""
     block = Block(int(found["first"]), int(found["count"]), str(found["band"]), found["state"])
-    if block.first < 0 or not 1 <= block.count <= MOST_PARTITIONS or block.state not in ("added", "open", "closed"):
+    is_possible = 0 <= block.first < END_OF_NUMBERS and 1 <= block.count <= MOST_PARTITIONS
+    if not is_possible or block.state not in ("added", "open", "closed"):
         raise ValueError(f"a block cannot be {found}")
     return block
 

@@ -43,6 +43,16 @@ def pack(subscriptions: Iterable[Subscription], *, is_online: bool = True) -> by
 
 
 def unpack(raw: bytes) -> tuple[list[Subscription], bool]:
-    """The inverse of `pack`: the list, and whether the client is connected."""
+    """The inverse of `pack`: the list, and whether the client is connected. Raises ValueError for anything else."""
     found = from_json(raw) if raw else []
-    return [Subscription(*each) for each in found if each != 0], 0 not in found
+    if not isinstance(found, list):
+        raise ValueError("the subscriptions are no list")
+    try:
+        subscriptions = [Subscription(*each) for each in found if each != 0]
+    except TypeError as error:
+        raise ValueError(f"a subscription has other fields: {error}") from None
+    for each in subscriptions:
+        numbers = (each.qos, each.retain_handling, each.identifier)
+        if type(each.filter) is not str or not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("a subscription has fields of another type")
+    return subscriptions, 0 not in found

@@ -22,6 +22,13 @@ def sortable(entry_id: bytes) -> str:
 STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 
+def is_stream_id(raw: bytes) -> bool:
+    """Whether these bytes are the id of an entry: two numbers of 64 bits."""
+    ms, dash, sequence = raw.partition(b"-")
+    halves = (ms, sequence)
+    return bool(dash) and all(each.isdigit() and len(each) <= 20 and int(each) < 2**64 for each in halves)
+
+
 LOCATED_ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,20}-\d{1,20})", re.ASCII)
 """A stream id, perhaps after its partition: `3/1718000000000-0`, as `rsmq dlq list` prints it."""
 

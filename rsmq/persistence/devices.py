@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from rsmq.errors import ConfigError
-from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.keys import Keys, decode_device
+from rsmq.model.record import exact_text, moment, whole
 from rsmq.persistence.letter import Letter, packet_id_of
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CLEAR_INBOX
@@ -18,7 +18,6 @@ from rsmq.redis.streams import ask_all
 CHUNK: Final = 1000
 SCAN_COUNT: Final = 1000
 MOST_PEEKED: Final = 1000
-LONGEST_NUMBER: Final = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,8 @@ class Devices:
             while True:
                 cursor, found = await node.execute_command("SCAN", cursor, *options)
                 if found:
-                    yield [decode_device(name.decode()[len(front) : -len(back)]) for name in found]
+                    names = filter(None, map(exact_text, found))  # another client may write keys without a text
+                    yield [decode_device(name[len(front) : -len(back)]) for name in names]
                 if cursor == b"0":
                     break
 
@@ -95,10 +95,9 @@ class Devices:
         refs = await self._client.execute_command("ZRANGEBYSCORE", inbox, f"({after}", "+inf", "LIMIT", 0, count)
         if not refs:
             return []
-        envelopes = await self._client.execute_command("MGET", *(f"{inbox}_{ref.decode()}" for ref in refs))
-        return [
-            Letter(int(ref), envelope) for ref, envelope in zip(refs, envelopes, strict=True) if envelope is not None
-        ]
+        seqs = [seq for ref in refs if (seq := whole(ref)) is not None]  # another client may write anything
+        envelopes = await self._client.execute_command("MGET", *(f"{inbox}_{seq}" for seq in seqs)) if seqs else ()
+        return [Letter(seq, envelope) for seq, envelope in zip(seqs, envelopes, strict=True) if envelope is not None]
 
     async def purge(self, client_id: str) -> int:
         """Remove the letters stored now, in bounded steps; returns how many.
@@ -106,7 +105,7 @@ class Devices:
         A connected session continues with later letters.
         """
         inbox, session, expiry, _ = self._keys.device(client_id)
-        newest = await self._client.execute_command("HGET", session, "seq") or 0
+        newest = whole(await self._client.execute_command("HGET", session, "seq")) or 0
         removed, left = 0, 1
         while left:
             _, number, left = await CLEAR_INBOX(self._client, (inbox, session, expiry), (newest, CHUNK))
@@ -119,11 +118,7 @@ def read_device(client_id: str, flat: list[bytes], backlog: int) -> Device:
     state = dict(zip(flat[::2], flat[1::2], strict=True))
 
     def number(field: bytes) -> int:
-        raw = state.get(field, b"")
-        return int(raw) if raw.isdigit() and len(raw) < LONGEST_NUMBER else 0  # another client may write anything
-
-    def moment(field: bytes) -> datetime | None:
-        return from_epoch_ms(min(number(field), LATEST_MS)) if state.get(field) else None
+        return whole(state.get(field)) or 0
 
     gateway, held = state.get(b"gateway"), state.get(b"held")
     return Device(
@@ -133,8 +128,8 @@ def read_device(client_id: str, flat: list[bytes], backlog: int) -> Device:
         last_packet_id=packet_id_of(number(b"seq")) if number(b"seq") else 0,
         epoch=number(b"epoch"),
         gateway=None if gateway is None else gateway.decode(errors="replace"),
-        connected_at=moment(b"connected_ms"),
-        seen_at=moment(b"seen_ms"),
+        connected_at=moment(state.get(b"connected_ms")),
+        seen_at=moment(state.get(b"seen_ms")),
         received=len(held.split(b",")) if held else 0,
         dropped=number(b"dropped"),
         expired=number(b"expired"),

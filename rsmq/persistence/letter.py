@@ -186,12 +186,15 @@ def read_mqtt(envelope: bytes) -> MqttLetter:
     end = middle + 2 + int.from_bytes(envelope[middle : middle + 2], "big")
     if end > len(envelope) or len(envelope) < at:
         raise Malformed("the envelope of an MQTT letter is cut off")
-    topic, flags, share = envelope[at + 2 : middle].decode(), envelope[STAMP + 2], ""
-    properties = envelope[middle + 2 : end]
+    flags, share, properties = envelope[STAMP + 2], b"", envelope[middle + 2 : end]
+    name = envelope[at + 2 : middle]
     if flags & SHARED:
         start, end = end + 2, end + 2 + int.from_bytes(envelope[end : end + 2], "big")
-        share = envelope[start:end].decode()
-    return MqttLetter(flags, topic, properties, envelope[end:], share)
+        share = envelope[start:end]
+    try:
+        return MqttLetter(flags, name.decode(), properties, envelope[end:], share.decode())
+    except UnicodeDecodeError as error:
+        raise Malformed(f"the envelope of an MQTT letter is broken: {error}") from None
 
 
 def ms_left(envelope: bytes, now_ms: int) -> int:

@@ -5,7 +5,7 @@ Gateways keep what is read here on the server. So it needs nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -13,10 +13,11 @@ from typing import Any, Final
 import anyio
 from pydantic_core import from_json
 
-from rsmq.model.clock import from_epoch_ms
+from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import write_headers
 from rsmq.model.mqtt_subscription import SHARDS, Subscription, shard_of, unpack
+from rsmq.model.record import device_id, exact_text, moment, text, whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import Script
 from rsmq.redis.streams import ask_all
@@ -77,12 +78,13 @@ class MqttClients:
         """All gateways that have a lease, or had one and are not removed yet."""
         ask = self._client.execute_command
         flat = await ask("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf", "WITHSCORES")
-        if not flat:
+        leases = list(read_leases(flat))
+        if not leases:
             return []
-        names = [name.decode() for name in flat[::2]]
+        names = [name for name, _ in leases]
         numbers = await ask_all(self._client, [("HLEN", self._keys.gateway_clients(name)) for name in names])
         now_ms = int((await self._client.node_for(self._keys.gateways).execute_command("TIME"))[0]) * 1000
-        untils = [int(float(score)) for score in flat[1::2]]
+        untils = [until for _, until in leases]
         said = await ask_all(self._client, [("GET", self._keys.gateway_about(name)) for name in names])
         return [
             MqttGateway(name, number, from_epoch_ms(until), until < now_ms, *read_about(raw))
@@ -95,18 +97,19 @@ class MqttClients:
         for shard in range(SHARDS):
             command = ("HSCAN", self._keys.mqtt(shard, "subscriptions"), 0, "COUNT", most // SHARDS)
             _, flat = await self._client.execute_command(*command)
-            found += [each.decode() for each in flat[::2]]
+            found += filter(None, map(device_id, flat[::2]))
         return found[:most]
 
     async def connected(self) -> AsyncGenerator[tuple[str, str], None]:
         """The connected clients, each with its gateway, in no order."""
-        for name in await self._client.execute_command("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf"):
-            gateway, cursor = name.decode(), b"0"
+        flat = await self._client.execute_command("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf", "WITHSCORES")
+        for gateway, _ in read_leases(flat):
+            cursor = b"0"
             while True:
                 command = ("HSCAN", self._keys.gateway_clients(gateway), cursor, "COUNT", PAGE)
                 cursor, flat = await self._client.execute_command(*command)
-                for each in filter(None, flat[::2]):  # an empty one: this gateway is being ended
-                    yield each.decode(), gateway
+                for each in filter(None, map(device_id, flat[::2])):  # an empty one: this gateway is being ended
+                    yield each, gateway
                 if cursor == b"0":
                     break
 
@@ -155,10 +158,13 @@ def read_client(
     gateway, connected, seen, expiry, dropped = session
     if expiry is None:
         return None
-    found, _ = unpack(raw.partition(b"|")[2] if raw else b"")
+    try:
+        found, _ = unpack(raw.partition(b"|")[2] if raw else b"")
+    except ValueError:  # another client has written it
+        found = []
     return MqttClient(
-        name, gateway.decode() if gateway else None, moment(connected), moment(seen), int(expiry), waiting,
-        int(dropped or 0), wills > (published is not None), tuple(found),
+        name, text(gateway) or None, moment(connected), moment(seen), whole(expiry) or 0, waiting,
+        whole(dropped) or 0, wills > (published is not None), tuple(found),
     )  # fmt: skip
 
 
@@ -174,7 +180,7 @@ def read_about(raw: bytes | None) -> tuple[Any, ...]:
         started = found.get("started_ms")
         begin = None if started is None else from_epoch_ms(int(started))
         return listen, bool(found.get("anonymous")), end, routes, counts, begin
-    except (ValueError, TypeError, AttributeError):  # another client may write anything
+    except (ValueError, TypeError, AttributeError, OverflowError, OSError):  # another client may write anything
         return ()
 
 
@@ -184,6 +190,9 @@ def kick_frame(client: str) -> bytes:
     return b"\0%b%b" % (len(headers).to_bytes(2, "big"), headers)
 
 
-def moment(raw: bytes | None) -> datetime | None:
-    """A time of the server, or None."""
-    return None if raw is None else from_epoch_ms(int(raw))
+def read_leases(flat: Sequence[bytes]) -> Iterator[tuple[str, int]]:
+    """Each gateway, and when its lease ends in ms, from the set of gateways; what names none is left out."""
+    for raw, score in zip(flat[::2], flat[1::2], strict=True):
+        name, until = exact_text(raw), float(score)
+        if name is not None:
+            yield name, int(min(max(until, 0), LATEST_MS)) if until == until else 0

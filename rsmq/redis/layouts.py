@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Layout, stored_distribution
 from rsmq.model.member import read_info
+from rsmq.model.record import text
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CHANGE_LAYOUT, MEASURE_MEMBERS, OK
 from rsmq.redis.streams import ask_all, ensure_groups, group_names
@@ -67,7 +68,7 @@ async def members_of(client: Client, keys: Keys, topic: str, group: str) -> dict
     """What each member says of itself, and whether its heartbeat has not expired."""
     names = (keys.group(topic, group), keys.members(topic, group), keys.alive(topic, group, ""))
     reply = await MEASURE_MEMBERS(client, (*names, keys.vitals(topic, group, "")))
-    return {reply[at].decode(): (reply[at + 1], reply[at + 2] != GONE) for at in range(3, len(reply), 4)}
+    return {text(reply[at]): (reply[at + 1], reply[at + 2] != GONE) for at in range(3, len(reply), 4)}
 
 
 def describe_unaware(names: Collection[str]) -> str:

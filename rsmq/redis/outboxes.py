@@ -10,6 +10,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from rsmq.model.clock import LATEST_MS
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
@@ -62,7 +63,9 @@ async def read_outboxes(client: Client, keys: Keys) -> list[OutboxState]:
     for name, value in as_dict(found).items():
         try:
             counted = READER.validate_json(value)
-        except ValidationError:  # of a newer version
+        except ValidationError:  # of a newer version, or of another client
+            continue
+        if not (0 <= counted.at_ms <= LATEST_MS and 0 <= counted.age_seconds <= LATEST_MS / 1000):
             continue
         ago = timedelta(milliseconds=max(0, server_ms(time) - counted.at_ms))
         if ago < KEPT:

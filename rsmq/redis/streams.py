@@ -10,6 +10,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Layout, plain_distribution, stored_distribution
+from rsmq.model.record import text
 from rsmq.model.stream_id import STREAM_ID
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
@@ -202,7 +203,7 @@ async def join_group(client: Client, keys: Keys, topic: Joined, group: str, dist
     while not found:  # a reset between the two commands removes what the other members use
         if await client.execute_command("HSETNX", key, "distribution", stored):
             return
-        found = (await client.execute_command("HGET", key, "distribution") or b"").decode()
+        found = text(await client.execute_command("HGET", key, "distribution"))
     if plain_distribution(found) != distribution:
         raise ConfigError(
             f"group {group!r} of topic {topic.name!r} has distribution {plain_distribution(found)!r}, not "

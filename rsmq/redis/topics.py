@@ -13,11 +13,12 @@ from typing import Any, Final, Literal, NamedTuple
 from tenacity import stop_after_delay
 
 from rsmq.errors import BrokerUnavailable, ConfigError
-from rsmq.model.clock import awake, monotonic, now_ms, to_ms
+from rsmq.model.clock import LATEST_MS, awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
-from rsmq.model.keys import Keys, check_name
+from rsmq.model.keys import NAME, Keys, check_name
 from rsmq.model.layout import NO_LAYOUT, Block, Layout, made_with, read_layout, single
 from rsmq.model.partition import MOST_PARTITIONS
+from rsmq.model.record import exact_text, text, whole
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client, retrying
@@ -30,6 +31,8 @@ log = logging.getLogger("rsmq.topics")
 
 FRESH_SECONDS: Final = 10.0
 POLICIES: Final = ("reject", "trim")
+MOST_UNREADABLE: Final = 1000
+"""Records of topics that cannot be read and are remembered, so that each is named once."""
 ARCHIVES: Final = ("off", "required")
 UNARCHIVED: Final = {"on_full": "trim", "archive": "required"}.items()
 """Two settings that exclude each other."""
@@ -128,6 +131,7 @@ class Topics:
         self._declared = declared
         self._known: dict[str, tuple[float, Topic]] = {}
         self._lookups: dict[str, deque[LookupCaller]] = {}
+        self._unreadable: dict[str, str] = {}
 
     @classmethod
     def knowing(cls, client: Client, keys: Keys, settings: Settings, topic: Topic) -> Topics:
@@ -171,9 +175,32 @@ class Topics:
         return self._noted(name, reply)
 
     async def find_all(self, names: Collection[str]) -> list[Topic]:
-        """Those of these topics that exist, asked for together."""
+        """Those of these topics that exist, asked for together. One that cannot be read is left out, and named in the
+        log."""
         replies = await ask_all(self._client, [("HGETALL", self._keys.topic(name)) for name in names])
-        return [topic for topic in map(self._noted, names, replies) if topic is not None]
+        found = list[Topic]()
+        for name, reply in zip(names, replies, strict=True):
+            try:
+                topic = self._noted(name, reply)
+            except ConfigError as error:
+                self._name(name, str(error))
+                continue
+            self._unreadable.pop(name, None)
+            if topic is not None:
+                found.append(topic)
+        return found
+
+    def _name(self, name: str, why: str) -> None:
+        """Name a record that cannot be read, once."""
+        if name not in self._unreadable:
+            if len(self._unreadable) < MOST_UNREADABLE:
+                self._unreadable[name] = why
+            log.warning("%s; nothing lists it", why)
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Why topics are missing in `names` and `find_all`: what another client has written there."""
+        return tuple(self._unreadable.values())
 
     def _noted(self, name: str, reply: Sequence[Any]) -> Topic | None:
         found = as_dict(reply)
@@ -245,8 +272,15 @@ class Topics:
                     each.turn.set_result(topic)
 
     async def names(self) -> list[str]:
-        """All topics, sorted."""
-        return sorted(name.decode() for name in await self._client.execute_command("SMEMBERS", self._keys.topics))
+        """All topics, sorted. What is no name of a topic is left out, and named in the log."""
+        found = list[str]()
+        for raw in await self._client.execute_command("SMEMBERS", self._keys.topics):
+            name = text(raw)
+            if NAME.fullmatch(name):
+                found.append(name)
+            else:
+                self._name(name, f"the set {self._keys.topics} has {name[:60]!r}, which is no name of a topic")
+        return sorted(found)
 
     async def change(self, /, name: str, **limits: Any) -> Topic:
         """Set `max_length`, `on_full`, `retention_age`, `retention_length` or `archive`. Publishers follow within 10 s.
@@ -349,27 +383,35 @@ class Topics:
     def _read(self, name: str, found: Mapping[str, bytes]) -> Topic:
         settings = self._settings
         layout = read_layout(name, found["partitions"], found.get("layout"))
-        try:
-            return Topic(
-                name=name,
-                partitions=layout.normal.count,
-                layout=layout,
-                max_length=int(found.get("max_length", settings.max_length)),
-                on_full="trim" if found.get("on_full", settings.on_full) in ("trim", b"trim") else "reject",
-                retention_age=timedelta(milliseconds=int(found.get("retention_age_ms", to_ms(settings.retention_age)))),
-                retention_length=int(found.get("retention_length", settings.retention_length)),
-                created_ms=int(found.get("created_ms", 0)),
-                archive="required" if found.get("archive") == b"required" else "off",
-            )
-        except (ValueError, OverflowError) as error:
-            raise ConfigError(
-                f"topic {name!r} is not as rsmq has written it ({error}): look at HGETALL {self._keys.topic(name)}"
-            ) from None
+
+        def number(entry: str, other: int, least: int = 0, most: int = LATEST_MS) -> int:
+            if entry not in found:
+                return other
+            value = whole(found[entry])
+            if value is None or not least <= value <= most:
+                raise ConfigError(
+                    f"topic {name!r} is not as rsmq has written it ({entry} is {text(found[entry])[:40]!r}): look at "
+                    f"HGETALL {self._keys.topic(name)}"
+                )
+            return value
+
+        return Topic(
+            name=name,
+            partitions=layout.normal.count,
+            layout=layout,
+            max_length=number("max_length", settings.max_length),
+            on_full="trim" if found.get("on_full", settings.on_full) in ("trim", b"trim") else "reject",
+            retention_age=timedelta(milliseconds=number("retention_age_ms", to_ms(settings.retention_age))),
+            retention_length=number("retention_length", settings.retention_length),
+            created_ms=number("created_ms", 0),
+            archive="required" if found.get("archive") == b"required" else "off",
+        )
 
     async def _group_keys(self, topic: Topic, group: str) -> AsyncIterator[str]:
         keys, members = self._keys, self._keys.members(topic.name, group)
         for member in await self._client.execute_command("SMEMBERS", members):
-            yield keys.alive(topic.name, group, member.decode())
+            if (name := exact_text(member)) is not None:
+                yield keys.alive(topic.name, group, name)
         yield members
         yield keys.group(topic.name, group)
         for partition in topic.numbers:

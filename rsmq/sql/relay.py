@@ -267,6 +267,8 @@ class OutboxRelay:
                     continue
                 if reply[0] not in (OK, b"FULL"):
                     raise Stale
+                if reply[4:]:
+                    log.warning("another client has written into %s: rows may come twice", batch.names[2])
                 batch.stored += reply[1] + reply[2]
                 self._deleted.pop(batch.partition, None)
                 await self._forget_strangers(batch, reply[3])

@@ -14,6 +14,7 @@ from tenacity import wait_fixed
 from rsmq import Broker, Cancelled, ConfigError, Message, Rate, RetryPolicy, Running, Settings, Settled, Unknown
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import MessageRef
+from rsmq.redis.scripts import CANCEL_UNREAD
 from rsmq.telemetry.metric import CANCELLED
 from rsmq.telemetry.worker_metrics import WorkerMetrics
 from rsmq.worker.retention import Retention
@@ -301,6 +302,58 @@ async def test_one_of_several_groups(broker: Broker) -> None:
         delayed = await broker.publish("in", "x", delay=timedelta(hours=1))
         with pytest.raises(ConfigError, match="cancel it for all groups"):
             await broker.cancel(delayed, group="a")
+
+
+@pytest.mark.parametrize("by", ["ref", "stream id"])
+async def test_message_that_is_cancelled_before_any_group_exists_is_never_handled(broker: Broker, by: str) -> None:
+    """It is removed for all groups that come; a second call answers the same, and its unique name is free."""
+    work = Work()
+    work.register(broker, {})
+    async with broker:
+        ref = await broker.publish("in", "x", key="ada", unique="u")
+        other = await broker.publish("in", "y", key="ada")
+        found = (await broker.look(ref)).stream_id
+        named: dict[str, Any] = {"topic": "in", "key": "ada"} if by == "stream id" else {}
+        for _ in range(2):
+            assert await broker.cancel(found if by == "stream id" and found else ref, **named) == Cancelled({})
+        assert (await broker.look(ref)).state == "cancelled"
+        assert (await broker.publish("in", "z", key="ada", unique="u")).is_new
+        async with broker.running():
+            await until(lambda: is_state(broker, other, "settled"), "the other one is handled")
+        assert ref not in work.began
+        assert await ask(broker, "HGET", broker.keys.removed("in", 0), "own") == b"1"
+
+
+async def test_message_waits_for_its_cancelling_when_a_group_comes_meanwhile(broker: Broker) -> None:
+    """The script leaves it to the marks of that group."""
+    async with broker:
+        ref = await broker.publish("in", "x")
+        found = (await broker.look(ref)).stream_id
+        assert found is not None
+        await ask(broker, "XGROUP", "CREATE", broker.keys.stream("in", 0), "g", "0")
+        names = (broker.keys.stream("in", 0), *(broker.keys.dedup("in", 0, each) for each in (ref, found)))
+        assert await CANCEL_UNREAD(broker.client, (*names, broker.keys.removed("in", 0)), (found, 1000)) == b"GROUPS"
+        assert await broker.cancel(ref) == Cancelled({"g": "cancelled"})
+
+
+async def test_group_that_is_added_later_handles_what_was_cancelled_for_the_others(broker: Broker) -> None:
+    """It begins with the earliest message by default; one that begins with the latest does not."""
+    handled = list[str]()
+    for name, start in (("g", "earliest"), ("later", "earliest"), ("latest", "latest")):
+
+        @broker.handler("in", group=name, start=start)
+        async def handle(payload: str, message: Message) -> None:
+            handled.append(message.group)
+
+    async with broker:
+        await ask(broker, "XGROUP", "CREATE", broker.keys.stream("in", 0), "g", "0", "MKSTREAM")
+        await broker.topics.ensure("in", 1)
+        assert await broker.cancel(await broker.publish("in", "x")) == Cancelled({"g": "cancelled"})
+        async with broker.running():
+            last = await broker.publish("in", "y")
+            await until(lambda: is_state(broker, last, "settled", "latest"), "all of them read")
+            await until(lambda: len(handled) == 4, "each has handled what it gets")
+    assert sorted(handled) == ["g", "later", "later", "latest"]
 
 
 async def test_marks_are_forgotten_with_their_message(broker: Broker) -> None:

@@ -111,6 +111,7 @@ async def test_a_commander_looks_cancels_and_reschedules(guarded: Server, topic:
         settled = await worker.publish(topic, {"n": 0})
         await handled(worker, topic, 1)
         assert await broker.cancel(settled) == Settled({"g": "settled"})
+        assert await broker.cancel(await broker.publish(f"{topic}.new", {"n": 1})) == Cancelled({})
         late = await broker.publish(topic, {"n": 1}, delay="1h")
         assert (await broker.look(late)).state == "delayed"
         await broker.reschedule(late, delay="2h")
@@ -171,11 +172,12 @@ FORBIDDEN = {
     ],
     "commander": [
         ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "{key}", ">"), ("XGROUP", "SETID", "{key}", "g", "$"),
-        ("XACK", "{key}", "g", "1-1"), ("XDEL", "{key}", "1-1"), ("DEL", "{key}"), ("SET", "elsewhere", "1"),
+        ("XACK", "{key}", "g", "1-1"), ("XDEL", "{key}:g:dlq", "1-1"), ("DEL", "{key}"), ("SET", "elsewhere", "1"),
         ("PUBLISH", "elsewhere", ""), ("FLUSHALL",), ("KEYS", "*"),
     ],
     "worker": [
-        ("XGROUP", "DESTROY", "{key}", "g"), ("XGROUP", "SETID", "{key}", "g", "$"), ("XDEL", "{key}", "1-1"),
+        ("XGROUP", "DESTROY", "{key}", "g"), ("XGROUP", "SETID", "{key}", "g", "$"),
+        ("XDEL", "{key}:g:dlq", "1-1"),
         ("SET", "elsewhere", "1"), ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "SET", "maxmemory", "1"), ("ACL", "LIST"),
         ("EVAL", "return redis.call('XGROUP', 'DESTROY', KEYS[1], 'g')", "1", "{key}"),
         ("PUBLISH", "elsewhere", ""), ("DEBUG", "SLEEP", "0"), ("SHUTDOWN",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from tenacity import wait_fixed
@@ -12,6 +13,7 @@ from rsmq import Broker, Message, Rate, RetryPolicy, Settings
 from rsmq.worker.retention import Retention
 from tests.contract.witness import ask
 from tests.patience import until
+from tests.robustness.records import HASHES, SETS, STREAMS, STRINGS, ZSETS, spoilings
 
 SOON = RetryPolicy(max_attempts=3, wait=wait_fixed(0.01))
 
@@ -42,3 +44,45 @@ async def test_worker_goes_on_beside_spoiled_records_and_names_them(
         await Retention(broker.client, keys, broker.settings, broker.topics, []).forget_names("in", 0)
     for part in ("no retry", "begins anew", "the record of 'taken'", "the record of b'swept'"):
         assert part in caplog.text
+
+
+async def test_worker_serves_its_other_topic_beside_spoiled_records(settings: Settings) -> None:
+    """Every record of one topic and of what members share: none of its tasks ends, and its schedule goes on."""
+    quick = {"block": timedelta(milliseconds=50), "presence_interval": timedelta(milliseconds=100)}
+    broker, handled, ticks = (
+        Broker(replace(settings, preflight="warn", partitions=2, **quick)),
+        list[str](),
+        list[str](),
+    )
+
+    @broker.handler("orders", group="billing")
+    async def spoiled(payload: str) -> None:
+        handled.append(payload)
+
+    @broker.handler("others", group="billing")
+    async def good(payload: str) -> None:
+        handled.append(payload)
+
+    @broker.every("1s", "ticks", name="clock")
+    def tick() -> str:
+        return "tick"
+
+    @broker.handler("ticks", group="billing")
+    async def ticked(payload: str) -> None:
+        ticks.append(payload)
+
+    async with broker, broker.running():
+        await broker.publish("orders", "first")
+        await until(lambda: handled == ["first"], "it is served")
+        (entry, *_) = [
+            each for n in range(2) for each in await ask(broker, "XRANGE", broker.keys.stream("orders", n), "-", "+")
+        ]
+        for kind in sorted(HASHES | SETS | ZSETS | STREAMS | STRINGS):
+            for number, commands in enumerate(spoilings(broker.keys, kind, entry[0].decode())):
+                for command in commands:
+                    await ask(broker, *command)
+                wanted = f"{kind} {number}"
+                await broker.publish("others", wanted)
+                await until(partial(handled.__contains__, wanted), f"it goes on beside {wanted}")
+        seen = len(ticks)
+        await until(lambda: len(ticks) > seen + 1, "the schedule goes on")

@@ -6,16 +6,19 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio.abc
 
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.errors import BrokerError, RsmqError
+from rsmq.errors import BrokerError, ConfigError, RsmqError
 from rsmq.model.backoff import Backoff
+from rsmq.model.keys import NAME
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.packing import pack_fields
+from rsmq.model.partition import MOST_PARTITIONS
+from rsmq.model.record import text, whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import OUT_FIELDS
 from rsmq.redis.scripts import OK, RELAY_OUTPUTS, Value
@@ -40,13 +43,20 @@ class WaitingOutput:
 
     @classmethod
     def read(cls, entry_id: bytes, flat: list[bytes]) -> WaitingOutput:
-        """Split where it goes from what goes there."""
+        """Split where it goes from what goes there. Raises ValueError for what no settlement has written."""
         about, fields = dict[str, str](), list[bytes]()
         for name, value in zip(flat[::2], flat[1::2], strict=True):
             if name in OUT_FIELDS:
                 about[name.decode()] = value.decode()
             else:
                 fields += (name, value)
+        topic, number = about.get("out.topic", ""), about.get("out.partition", "")
+        if not NAME.fullmatch(topic) or not (whole(number) or 0) < MOST_PARTITIONS or whole(number) is None:
+            raise ValueError(f"it names no partition: out.topic={topic[:60]!r}, out.partition={number[:60]!r}")
+        if whole(about.get("out.due", "0").removeprefix("+")) is None or whole(about.get("out.window", "0")) is None:
+            raise ValueError("out.due or out.window is no number")
+        if ("out.window" in about and b"id" not in fields[::2]) or b"data" not in fields[::2]:
+            raise ValueError("it has no data, or no id")
         return cls(entry_id, about, fields)
 
     @property
@@ -123,9 +133,9 @@ class OutputRelay:
     async def relay(self, lane: Lane) -> bool | None:
         """Move one page. None: nothing waits; False: nothing could be moved."""
         out = self._out(lane)
-        page = [WaitingOutput.read(*each) for each in await read_entries(self._client, "XRANGE", out, "-", "+", PAGE)]
+        page = await self._readable(lane, await read_entries(self._client, "XRANGE", out, "-", "+", PAGE))
         if not page:
-            return None
+            return None if page is None else True
         by_target: dict[tuple[str, int], list[WaitingOutput]] = {}
         for each in page:
             by_target.setdefault(each.target, []).append(each)
@@ -133,7 +143,7 @@ class OutputRelay:
         for target, entries in by_target.items():
             try:
                 done = await self._append(lane, target, entries)
-            except BrokerError as error:
+            except (BrokerError, ConfigError) as error:
                 trouble = error
                 continue
             moved += [each.entry_id for each in entries[:done]]
@@ -142,6 +152,21 @@ class OutputRelay:
         elif trouble is not None:
             raise trouble
         return bool(moved)
+
+    async def _readable(self, lane: Lane, entries: list[Any]) -> list[WaitingOutput] | None:
+        """A page of entries; None if there are none. What another client has written becomes a dead letter, once more
+        if the reply gets lost: nothing could relay it, and nothing behind it would be relayed."""
+        page = list[WaitingOutput]()
+        for entry_id, flat in entries:
+            try:
+                page.append(WaitingOutput.read(entry_id, flat))
+            except ValueError as error:
+                log.warning("%s of %s is no output, and is a dead letter now: %s", entry_id, self._out(lane), error)
+                about = ("dlq.reason", "malformed", "dlq.error", f"in the out-stream: {error}", "dlq.group", lane.group)
+                dead, keep = self._keys.dlq(lane.topic, lane.partition, lane.group), self._context.settings.dlq_length
+                await self._client.execute_command("XADD", dead, "MAXLEN", "~", keep, "*", *flat, *about)
+                await self._client.execute_command("XDEL", self._out(lane), entry_id)
+        return page if entries else None
 
     async def _append(self, lane: Lane, target: tuple[str, int], entries: list[WaitingOutput]) -> int:
         """Append entries to one target. Returns how many of them are there now."""
@@ -153,11 +178,13 @@ class OutputRelay:
             dedup = 0
             if "out.window" in each.about:
                 fields = dict(zip(each.fields[::2], each.fields[1::2], strict=True))
-                names.append(keys.dedup(name, partition, fields[b"id"].decode()))
+                names.append(keys.dedup(name, partition, text(fields[b"id"])))
                 dedup = len(names)
             stored: list[bytes] = [pack_fields(each.fields)] if each.due else each.fields
             args += (each.position, dedup, each.about.get("out.window", 0), each.due, len(stored), *stored)
-        word, done = await RELAY_OUTPUTS(self._client, names, args)
+        word, done, *foreign = await RELAY_OUTPUTS(self._client, names, args)
+        if foreign:
+            log.warning("another client has written into the mark %s of %s: outputs may come twice", args[0], names[1])
         if word == OK:
             return int(done)
         _, removed, _ = await trim(self._client, keys, name, partition, keep_age_ms=0, keep_length=0, exact=True)

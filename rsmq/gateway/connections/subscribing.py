@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-from rsmq.errors import BrokerError, OwnershipError
+from rsmq.errors import BrokerError, Malformed, OwnershipError
 from rsmq.gateway.connections.client_link import ClientLink
 from rsmq.gateway.connections.context import Context
 from rsmq.gateway.fleet.message import Published, identifiers_of
@@ -163,7 +163,11 @@ async def send_retained(context: Context, client: ClientLink, subscription: Subs
         if client.is_closed:
             return
         number += 1
-        letter = read_mqtt(envelope)
+        try:
+            letter = read_mqtt(envelope)
+        except Malformed:  # another client has written it
+            context.counts.dropped("malformed retained message")
+            continue
         left = ms_left(envelope, context.fleet.clock.now_ms()) if letter.flags & EXPIRES else None
         if left is not None and left <= 0:
             continue

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rsmq.errors import BrokerUnavailable, OwnershipError, SessionLost, SessionTaken
 from rsmq.gateway.fleet.history import Delivered, LetterHistory
 from rsmq.gateway.fleet.scripts import BEGIN_MQTT_SESSION
+from rsmq.model.record import text
 from rsmq.persistence.ack_queue import AckQueue
 from rsmq.persistence.inbox_cursor import InboxCursor
 from rsmq.persistence.inbox_writer import mark_ttl_ms
@@ -134,7 +135,7 @@ class InboxReader:
         left = reply[3]
         while left:
             left = (await batcher.submit(scripts.CLEAR_INBOX, self._keys, (0, CHUNK)))[2]
-        received = {int(each): value.decode() for each, value in zip(reply[6::2], reply[7::2], strict=True)}
+        received = {int(each): text(value) for each, value in zip(reply[6::2], reply[7::2], strict=True)}
         wills = {epoch.decode(): raw for epoch, raw in zip(reply[5][::2], reply[5][1::2], strict=True)}
         return bool(reply[1]), received, wills
 

@@ -6,6 +6,7 @@ that subscription, whichever gateways were asked.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,14 +16,18 @@ from pydantic_core import from_json, to_json
 from rsmq.errors import SessionTaken
 from rsmq.gateway.fleet.filter_tree import FilterTree
 from rsmq.gateway.fleet.scripts import CLAIM_SUBSCRIPTIONS, SUBSCRIBE_CLIENT
-from rsmq.gateway.protocol.topic_filter import SHARE, split_share
+from rsmq.gateway.protocol.packet import MalformedPacket
+from rsmq.gateway.protocol.topic_filter import SHARE, check_filter, split_share
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, Subscription, pack, shard_of, unpack
-from rsmq.model.stream_id import sortable
+from rsmq.model.record import device_id, whole
+from rsmq.model.stream_id import is_stream_id, sortable
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import STALE_EPOCH
 from rsmq.redis.streams import NOTHING, ask_all
+
+log = logging.getLogger("rsmq.gateway")
 
 KEPT_CHANGES: Final = 10_000
 PAGE: Final = 1000
@@ -82,7 +87,7 @@ class Registry:
         asked = [("HGET", self._hashes[shard_of(client)], client) for client, _ in clients]
         values = await ask_all(self._client, asked) if asked else []
         return [
-            (client, epoch, unpack(value.partition(b"|")[2])[0])
+            (client, epoch, self._read(client, value.partition(b"|")[2])[0])
             for (client, epoch), value in zip(clients, values, strict=True)
             if value is not None and value.startswith(b"%b|" % epoch.encode()) and b'"$share/' in value
         ]
@@ -92,7 +97,19 @@ class Registry:
         reply = await self._batcher.submit(CLAIM_SUBSCRIPTIONS, (self._hashes[shard_of(client)],), (client, epoch))
         if reply == STALE_EPOCH:
             raise SessionTaken(client)
-        return unpack(reply)[0]
+        return self._read(client, reply)[0]
+
+    def _read(self, client: str, raw: bytes) -> tuple[list[Subscription], bool]:
+        """The list of a client, and whether it is connected. What another client has written is as none: it is named,
+        and replaced when its client subscribes again."""
+        try:
+            found, is_online = unpack(raw)
+            for each in found:
+                check_filter(each.filter)
+        except (ValueError, MalformedPacket) as error:
+            log.warning("the subscriptions of client %.100r cannot be read, and count as none: %s", client, error)
+            return [], True
+        return found, is_online
 
     # -- following -------------------------------------------------------------------------------------------------
 
@@ -117,14 +134,16 @@ class Registry:
             for shard, entries in await self._changes():
                 is_complete = is_complete and len(entries) < PAGE
                 for entry_id, fields in entries:
-                    number = int(fields[1])
-                    if number != self._numbers[shard] + 1:  # some were trimmed, or the server lost them
+                    change = dict(zip(fields[::2], fields[1::2], strict=True))
+                    number, client = whole(change.get(b"n")), device_id(change.get(b"c", b""))
+                    # some were trimmed, the server lost them, or another client has written this one
+                    if number is None or client is None or number != self._numbers[shard] + 1:
                         await self._snapshot()
                         return
                     self._numbers[shard], self._positions[shard] = number, entry_id
-                    client, (found, is_online) = fields[3].decode(), unpack(fields[5])
-                    if len(fields) > 6:
-                        self._note_new(client, found, from_json(fields[7]))
+                    found, is_online = self._read(client, change.get(b"v", b""))
+                    if b"b" in change:
+                        self._note_new(client, found, read_newest(change[b"b"]))
                     self._apply(client, found, is_online)
 
     async def _changes(self) -> list[tuple[int, list[Any]]]:
@@ -147,8 +166,9 @@ class Registry:
             cursor = b"0"
             while True:
                 cursor, flat = await self._client.execute_command("HSCAN", name, cursor, "COUNT", PAGE)
-                for client, value in zip(flat[::2], flat[1::2], strict=True):
-                    lists[client.decode()] = unpack(value.partition(b"|")[2])
+                for raw, value in zip(flat[::2], flat[1::2], strict=True):
+                    if (client := device_id(raw)) is not None:
+                        lists[client] = self._read(client, value.partition(b"|")[2])
                 if cursor == b"0":
                     break
         for client in self._lists.keys() - lists.keys():
@@ -156,7 +176,7 @@ class Registry:
         for client, found in lists.items():
             self._apply(client, *found)
         self._positions = [end[0][0] if end else NOTHING for end in ends]
-        self._numbers = [int(end[0][1][1]) if end else 0 for end in ends]
+        self._numbers = [whole(end[0][1][1]) or 0 if end else 0 for end in ends]
 
     def _note_new(self, client: str, found: list[Subscription], before: Mapping[str, str]) -> None:
         """Note which messages are older than the new subscriptions of a client."""
@@ -201,3 +221,13 @@ class Registry:
 
     def __repr__(self) -> str:
         return f"<Registry clients={len(self._lists)} {self.tree!r}>"
+
+
+def read_newest(raw: bytes) -> dict[str, str]:
+    """By partition, the newest message that new subscriptions do not meet; what is none is left out."""
+    try:
+        found = from_json(raw)
+    except ValueError:
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {name: newest for name, newest in pairs if isinstance(newest, str) and is_stream_id(newest.encode())}

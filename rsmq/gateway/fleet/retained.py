@@ -6,11 +6,12 @@ import zlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from rsmq.errors import BrokerUnavailable
+from rsmq.errors import BrokerUnavailable, Malformed
 from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.fleet.scripts import FIND_RETAINED, RETAIN_MESSAGE
 from rsmq.gateway.protocol.topic_filter import matches
 from rsmq.model.keys import Keys
+from rsmq.model.record import exact_text
 from rsmq.persistence.letter import STAMP, read_mqtt
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.script_batcher import ScriptBatcher
@@ -62,21 +63,28 @@ class Retained:
     async def find(self, pattern: str, most: int) -> AsyncIterator[bytes]:
         """The envelopes of the messages that a filter matches, at most so many, with their stamps."""
         if is_name(pattern):
-            if envelope := await self.find_one(pattern):
+            if is_readable(envelope := await self.find_one(pattern)):
                 yield envelope
             return
-        front = pattern[: min(at for at in (pattern.find("+"), pattern.find("#")) if at >= 0)]
+        async for messages, page in self._names(pattern):
+            for found in await self._values(messages, page[: max(0, most)]):
+                if found is not None and is_readable(envelope := envelope_of(found)):
+                    most -= 1
+                    yield envelope
+            if most <= 0:
+                return
+
+    async def _names(self, pattern: str) -> AsyncIterator[tuple[str, list[bytes]]]:
+        """The topic names of retained messages that a filter matches, a page at a time, with their hash."""
+        front = pattern[: min((at for at in (pattern.find("+"), pattern.find("#")) if at >= 0), default=len(pattern))]
         for messages, names, _ in self._keys:
             low, high = b"[" + front.encode(), b"[" + front.encode() + b"\xff"
             if front.endswith("/") and pattern == front + "#":
                 low = b"[" + front[:-1].encode()  # `a/#` matches `a`, too
-            while most > 0:
+            while True:
                 page = await self._client.execute_command("ZRANGEBYLEX", names, low, high, "LIMIT", 0, PAGE)
-                wanted = [name for name in page if matches(pattern, name.decode())][:most]
-                for found in await self._values(messages, wanted):
-                    if found is not None and (envelope := envelope_of(found)):
-                        most -= 1
-                        yield envelope
+                named = [(raw, exact_text(raw)) for raw in page]  # another client may write anything
+                yield messages, [raw for raw, name in named if name is not None and matches(pattern, name)]
                 if len(page) < PAGE:
                     break
                 low = b"(" + page[-1]
@@ -96,16 +104,14 @@ class Retained:
 
     async def purge(self, pattern: str) -> int:
         """Remove the messages that a filter matches, a page at a time. Returns how many."""
-        number = 0
-        while True:
-            found = [each async for each in self.find(pattern, PAGE)]
-            for envelope in found:
-                topic = read_mqtt(envelope).topic
-                newest = f"{await self._now_ms():0>20}{'9' * 40}"  # above every message that is stored by now
-                await RETAIN_MESSAGE(self._client, self._bucket(topic), (topic, newest, b"", b"", REMEMBERED_MS, 1, 1))
-            number += len(found)
-            if len(found) < PAGE:
-                return number
+        number, keys = 0, {messages: (messages, *others) for messages, *others in self._keys}
+        async for messages, page in self._names(pattern):
+            newest = f"{await self._now_ms():0>20}{'9' * 40}"  # above every message that is stored by now
+            for name in page:
+                found = await self._client.execute_command("HGET", messages, name)
+                number += bool(found and envelope_of(found))
+                await RETAIN_MESSAGE(self._client, keys[messages], (name, newest, b"", b"", REMEMBERED_MS, 1, 1))
+        return number
 
     async def _now_ms(self) -> int:
         seconds, micros = await self._client.execute_command("TIME")
@@ -124,3 +130,11 @@ def envelope_of(kept: bytes) -> bytes:
     """The envelope of what is kept under a topic name; empty for a removal that is remembered."""
     envelope = kept.partition(b"|")[2]
     return envelope if len(envelope) > STAMP else b""
+
+
+def is_readable(envelope: bytes) -> bool:
+    """Whether it is the envelope of a message: another client may write anything."""
+    try:
+        return bool(envelope) and bool(read_mqtt(envelope).topic)
+    except Malformed:
+        return False

@@ -24,10 +24,12 @@ from rsmq.gateway.fleet.scripts import (
 )
 from rsmq.gateway.fleet.shares import Shares
 from rsmq.gateway.fleet.suspects import SILENT_MS, Renewal
-from rsmq.gateway.fleet.wills import Wills
+from rsmq.gateway.fleet.wills import Wills, read_member
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
+from rsmq.model.record import device_id, exact_text, whole
+from rsmq.persistence.mqtt_clients import read_leases
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.preflight.facts import parse_info
@@ -43,6 +45,8 @@ PAGE: Final = 500
 SLACK_MS: Final = 60_000
 GONE: Final = b""
 """The field of a gateway's list of clients that says that the others have ended them. No client id is empty."""
+LONGEST_EXPIRY: Final = 0xFFFFFFFF
+"""Of a session, in seconds."""
 GONE_MS: Final = 3_600_000
 """How long that is remembered: far longer than a paused gateway takes to read it."""
 
@@ -115,8 +119,8 @@ class Sessions:
 
     async def count(self) -> None:
         """Count the sessions of the whole fleet: those without a connection, and the connections."""
-        names = await self._client.execute_command("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf")
-        asked = [("HLEN", self._keys.gateway_clients(each.decode())) for each in names]
+        flat = await self._client.execute_command("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf", "WITHSCORES")
+        asked = [("HLEN", self._keys.gateway_clients(name)) for name, _ in read_leases(flat)]
         asked += [("ZCARD", self._keys.mqtt(shard, "sessions")) for shard in range(SHARDS)]
         self.known = sum(await ask_all(self._client, asked))
 
@@ -227,8 +231,10 @@ class Sessions:
                 "ZRANGEBYSCORE", due, "-inf", self._clock.now_ms(), "LIMIT", 0, PAGE
             )
             for member in found:
-                epoch, _, client = member.decode().partition(":")
-                await self.end(client, epoch)
+                if (ended := read_member(member)) is None:
+                    log.warning("removed from %s what names no session: %r", due, member[:60])
+                else:
+                    await self.end(ended[1], ended[0])
                 await self._client.execute_command("ZREM", due, member)
 
     async def beat(self, ttl_ms: int, *, new: bool = False, of_all: bool = False) -> Renewal | None:
@@ -244,12 +250,19 @@ class Sessions:
         self._clock.saw(asked, now / 1000)
         if reply[0] != OK:
             return None
-        leases = {name.decode(): int(ms) for name, ms in zip(reply[2::2], reply[3::2], strict=True)}
+        leases = dict(read_leases(reply[2:]))
+        await self._remove_foreign(reply[2::2])
         silent = [each for each, until in leases.items() if until < now + ttl_ms - SILENT_MS]
         open_ = [each for each in silent if leases[each] >= now]
         counts = await listeners(self._client, [self._keys.gateway_alive(instance_of(each)) for each in open_])
         present = {each for each, count in zip(open_, counts, strict=True) if count}
         return Renewal(leases, [each for each in silent if each not in present])
+
+    async def _remove_foreign(self, names: Sequence[bytes]) -> None:
+        """What names no gateway was written by another client, and is never renewed."""
+        if found := [name for name in names if exact_text(name) is None]:
+            log.warning("removed what names no gateway: %s", ", ".join(repr(each[:60]) for each in found))
+            await self._client.execute_command("ZREM", self._keys.gateways, *found)
 
     async def server(self) -> str:
         """The server process that has the leases. Empty if this gateway may not ask."""
@@ -273,12 +286,10 @@ class Sessions:
         cursor = b"0"
         while True:
             cursor, flat = await self._client.execute_command("HSCAN", clients, cursor, "COUNT", PAGE)
-            found = [
-                Ended(client.decode(), *split_entry(value.decode()))
-                for client, value in zip(flat[::2], flat[1::2], strict=True)
-                if client != GONE
-            ]
-            await self._close_all(found, clients)
+            found = [read_end(*each) for each in zip(flat[::2], flat[1::2], strict=True) if each[0] != GONE]
+            if None in found:
+                log.warning("%d entries of %s name no connection, and are left out", found.count(None), clients)
+            await self._close_all([each for each in found if each is not None], clients)
             ended += len(found)
             if cursor == b"0":
                 break
@@ -290,10 +301,13 @@ class Sessions:
         return f"<Sessions of {self.gateway}>"
 
 
-def split_entry(text: str) -> tuple[str, int, bool, bool]:
-    """The end of a client that was connected to a dead gateway: its will is kept."""
-    epoch, _, expiry = text.partition(":")
-    return epoch, int(expiry), True, True
+def read_end(raw: bytes, entry: bytes) -> Ended | None:
+    """The end of a client that was connected to a dead gateway: its will is kept. None: another client wrote it."""
+    epoch, _, expiry = entry.partition(b":")
+    client, seconds = device_id(raw), whole(expiry)
+    if client is None or whole(epoch) is None or seconds is None or seconds > LONGEST_EXPIRY:
+        return None
+    return Ended(client, epoch.decode(), seconds, keeps_will=True, has_shares=True)
 
 
 def instance_of(gateway: str) -> str:

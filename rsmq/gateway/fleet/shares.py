@@ -10,10 +10,11 @@ from typing import Final
 from rsmq.errors import BrokerUnavailable, Malformed
 from rsmq.gateway.fleet.message import identifiers_of
 from rsmq.gateway.fleet.registry import Registry
-from rsmq.gateway.protocol.packet import PUBLISH, Subscription
+from rsmq.gateway.protocol.packet import PUBLISH, RefusedPacket, Subscription
 from rsmq.gateway.protocol.properties import read_properties, write_varint
 from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.model.keys import Keys
+from rsmq.model.record import whole
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
 from rsmq.persistence.letter import EXPIRES, STAMP, MqttLetter, pack_letter, read_mqtt, seal_mqtt
 from rsmq.redis.client.connector import Client
@@ -59,14 +60,15 @@ class Shares:
         """
         inbox, session, _, _ = self._keys.device(client)
         await self._registry.catch_up()
-        sent = int(await self._client.execute_command("HGET", session, "sent") or 0)
+        sent = whole(await self._client.execute_command("HGET", session, "sent")) or 0
         after, number, limit = b"-inf", 0, self._client.page_limit
         while True:
             command = ("ZRANGEBYSCORE", inbox, after, "+inf", "LIMIT", 0, limit.of(PAGE))
             refs = await self._client.execute_command(*command)
             if not refs:
                 break
-            names = [self._keys.letter(client, int(ref)) for ref in refs]
+            seqs = [whole(ref) or 0 for ref in refs]  # another client may write anything: there is no letter 0
+            names = [self._keys.letter(client, seq) for seq in seqs]
             try:
                 with limit.asking():
                     found = await self._client.execute_command("MGET", *names)
@@ -75,9 +77,9 @@ class Shares:
                     continue
                 raise
             receipt = Receipt()
-            for ref, envelope in zip(refs, found, strict=True):
+            for seq, envelope in zip(seqs, found, strict=True):
                 if envelope:
-                    number += await self._pass_on(client, int(ref), envelope, receipt, was_sent=int(ref) <= sent)
+                    number += await self._pass_on(client, seq, envelope, receipt, was_sent=seq <= sent)
             await receipt.complete()
             after = b"(" + refs[-1]
         if number:
@@ -97,7 +99,10 @@ class Shares:
         if letter.flags & EXPIRES:
             left = int.from_bytes(envelope[7:STAMP], "big") - int.from_bytes(envelope[1:7], "big")
         published = int.from_bytes(envelope[1:7], "big")
-        sealed = seal_for(letter, members[chosen])
+        try:
+            sealed = seal_for(letter, members[chosen])
+        except RefusedPacket:  # another client has written its properties
+            return False
         # a source of its own: a repetition of this step is skipped, if it chooses the same member
         source = f"source:&{hashlib.blake2b(client.encode(), digest_size=6).hexdigest()}"
         packed = pack_letter(b"%016d%016d" % (published, seq), published, left, sealed)

@@ -7,16 +7,19 @@ import hashlib
 import logging
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic_core import from_json, to_json
+from pydantic import Field, TypeAdapter
+from pydantic_core import to_json
 
 from rsmq.errors import RsmqError
 from rsmq.gateway.fleet.scripts import CLAIM_WILLS, FORGET_WILL, TAKE_WILL
-from rsmq.gateway.protocol.packet import Publish, Will
+from rsmq.gateway.protocol.packet import Publish, RefusedPacket, Will
 from rsmq.gateway.protocol.properties import Property
+from rsmq.gateway.protocol.topic_filter import check_topic_name
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
+from rsmq.model.record import device_id, whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.streams import ask_all
@@ -33,6 +36,8 @@ STORED: Final = (
 )  # fmt: skip
 """What a topic keeps of the properties, besides those that receivers get."""
 
+Head = tuple[str | None, str, Literal[0, 1, 2], bool, str, dict[Annotated[str, Field(pattern=r"^[0-9]{1,3}$")], Any]]
+WILL: Final = TypeAdapter(Head)
 Publisher = Callable[[str, str | None, Publish, str], Awaitable[None]]
 """Client id, user name, message, token: publishes it once, and returns when it is stored or refused."""
 
@@ -46,9 +51,13 @@ def pack(will: Will, user: str | None) -> bytes:
 
 
 def unpack(raw: bytes) -> tuple[str | None, Publish]:
-    """The user name and the message."""
+    """The user name and the message. Raises ValueError for what is no will."""
     head, _, payload = raw.partition(b"|")[2].partition(b"\n")
-    user, topic, qos, retain, forwarded, found = from_json(head)
+    try:
+        user, topic, qos, retain, forwarded, found = WILL.validate_json(head)
+        check_topic_name(topic)
+    except RefusedPacket as error:
+        raise ValueError(str(error)) from None
     properties: dict[int, Any] = {int(key): value for key, value in found.items()}
     if Property.USER_PROPERTY in properties:
         properties[Property.USER_PROPERTY] = [tuple(pair) for pair in properties[Property.USER_PROPERTY]]
@@ -61,6 +70,13 @@ def topic_of(raw: bytes) -> str:
         return unpack(raw)[1].topic
     except ValueError:
         return ""
+
+
+def read_member(member: bytes) -> tuple[str, str] | None:
+    """The epoch and the client id of a connection; None for what is none."""
+    epoch, colon, client = member.partition(b":")
+    name = device_id(client)
+    return (epoch.decode(), name) if colon and whole(epoch) is not None and name is not None else None
 
 
 def token_of(client: str, epoch: str) -> str:
@@ -94,9 +110,16 @@ class Wills:
         while queues:
             calls = [self._batcher.submit(CLAIM_WILLS, (queue,), (PAGE, HIDDEN_MS)) for queue in queues]
             pages = await asyncio.gather(*calls)
-            members = [member.decode().partition(":") for page in pages for member in page]
-            await self.publish([(epoch, client) for epoch, _, client in members])
+            for queue, page in zip(queues, pages, strict=True):
+                await self._remove_foreign(queue, page)
+            await self.publish(list(filter(None, (read_member(member) for page in pages for member in page))))
             queues = [queue for queue, page in zip(queues, pages, strict=True) if len(page) == PAGE]
+
+    async def _remove_foreign(self, queue: str, page: Sequence[bytes]) -> None:
+        """What names no connection was written by another client, and would come back for ever."""
+        if found := [member for member in page if read_member(member) is None]:
+            log.warning("removed from %s what names no will: %s", queue, ", ".join(repr(each[:60]) for each in found))
+            await self._client.execute_command("ZREM", queue, *found)
 
     async def publish(self, due: Sequence[tuple[str, str]]) -> bool:
         """Publish wills, by epoch and client id, that were not published or dropped before.

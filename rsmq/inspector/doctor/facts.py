@@ -80,6 +80,8 @@ class QueueFacts:
     without_ids: Sequence[str] = ()
     """Topics whose newest messages have no id of a publisher."""
     mqtt: MqttFacts | None = None
+    unreadable: Sequence[str] = ()
+    """What is wrong with records of topics that cannot be read."""
 
 
 async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta) -> QueueFacts:
@@ -101,6 +103,7 @@ async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta
         outputs=await waiting_outputs(client, keys, partitions) if client.is_cluster else (),
         without_ids=await topics_without_ids(client, keys, after.topics),
         mqtt=await mqtt_facts(client, keys),
+        unreadable=observer.unreadable,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+from rsmq.errors import ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.layout import read_layout
+from rsmq.model.record import exact_text, text
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of
 
@@ -17,15 +19,18 @@ async def foreign_keys(client: Client, keys: Keys) -> list[str]:
     found = await wrong_types(client, {keys.topics: "set", keys.outboxes: "hash", keys.gateways: "zset"})
     if keys.topics in found:
         return list(found.values())
-    topics = [name.decode() for name in await client.execute_command("SMEMBERS", keys.topics)]
+    topics = list(filter(None, map(exact_text, await client.execute_command("SMEMBERS", keys.topics))))
     found |= await wrong_types(client, {keys.topic(topic): "hash" for topic in topics})
     topics = [topic for topic in topics if keys.topic(topic) not in found]
     sizes = await ask_all(client, [("HMGET", keys.topic(topic), "partitions", "layout") for topic in topics])
     for topic, (size, layout) in zip(topics, sizes, strict=True):
-        partitions = read_layout(topic, size, layout).numbers if size else ()
+        try:
+            partitions = read_layout(topic, size, layout).numbers if size else ()
+        except ConfigError:  # another client has written it: the doctor says so
+            continue
         found |= await wrong_types(client, of_partitions(keys, topic, partitions))
         streams = [stream for number in partitions if (stream := keys.stream(topic, number)) not in found]
-        groups = sorted({row["name"].decode() for stream in streams for row in await groups_of(client, stream)})
+        groups = sorted({text(row["name"]) for stream in streams for row in await groups_of(client, stream)})
         found |= await wrong_types(client, of_groups(keys, topic, partitions, groups))
     return list(found.values())
 

@@ -46,6 +46,12 @@ def check_timeouts(facts: QueueFacts) -> Iterator[str]:
         yield "the server never notices half-open connections (tcp-keepalive is 0): CONFIG SET tcp-keepalive 60"
 
 
+def check_records(facts: QueueFacts) -> Iterator[str]:
+    """Every topic can be read."""
+    for why in facts.unreadable:
+        yield f"{why}. Another client has written it: correct it, or delete the key"
+
+
 def check_groups(facts: QueueFacts) -> Iterator[str]:
     """Every topic has a group, and every group exists in all partitions."""
     for topic in facts.board.topics:
@@ -261,7 +267,8 @@ def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) 
 
 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
-    check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "backlog",
+    check_timeouts: "timeouts", check_records: "records",
+    check_groups: "group", check_served: "group", check_trend: "backlog",
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",

@@ -11,22 +11,37 @@ from typing import Any, Final
 
 import pytest
 
+from rsmq.gateway.fleet.scripts import (
+    BEGIN_MQTT_SESSION,
+    CLAIM_SUBSCRIPTIONS,
+    CLOSE_MQTT_SESSION,
+    RETAIN_MESSAGE,
+    SUBSCRIBE_CLIENT,
+)
 from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
+from rsmq.persistence.letter import pack_letter, pack_letters, seal
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import (
+    ACK_LETTERS,
+    ADD_LETTERS,
     COUNT_REMOVED,
     FORGET_NAMES,
     LEAD_SCHEDULE,
     LEAD_WORK,
+    PUBLISH_MARKED,
     PUBLISH_TICK,
     PUBLISH_UNIQUE,
+    RECEIVE_LETTERS,
+    RELAY_OUTPUTS,
+    RELAY_ROWS,
     RELEASE_DELAYED,
     RESET_GROUP,
     TAKE_LEASE,
     TAKE_STARTS,
     TRIM_PARTITION,
 )
+from tests.persistence.conftest import WEEK_MS, Inbox
 from tests.redis.lua.test_settle import ME, Partition
 from tests.worker.test_retention import pack_record
 
@@ -293,3 +308,129 @@ async def test_a_reset_of_a_group_with_a_lease_of_words(partition: Partition, ke
     now = await partition.now_ms()
     assert await RESET_GROUP(partition.client, names, ("billing", "0")) == b"OK"
     assert min(map(int, await partition.call("HMGET", partition.lease, "epoch", "run"))) >= now
+
+
+# -- marks of sources --------------------------------------------------------------------------------------------------
+
+
+MARKS: Final = [*(each for each in SPOILED if each), b"9" * 41, b"z" * 41]
+"""For a mark: also texts of the right width."""
+
+
+@pytest.mark.parametrize("mark", MARKS)
+async def test_a_mark_of_outputs_that_is_none_loses_no_output(client: Client, keys: Keys, mark: bytes) -> None:
+    """It would compare as higher than every position: outputs that come again are stored again, and it is named."""
+    names = (keys.stream("out", 0), keys.jobs("out", 0), keys.delayed("out", 0))
+    position = f"{7:020d}-{0:020d}"
+    args = ("out|in.1|g", 0, "reject", position, 0, 0, "", 2, "data", "x")
+    await client.execute_command("HSET", names[1], "out|in.1|g", mark)
+    assert await RELAY_OUTPUTS(client, names, args) == [b"OK", 1, b"FOREIGN"]
+    assert await client.execute_command("XLEN", names[0]) == 1
+    assert await RELAY_OUTPUTS(client, names, args) == [b"OK", 1]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+async def test_a_mark_of_a_job_that_is_none_loses_no_message(client: Client, keys: Keys, mark: bytes) -> None:
+    """As with outputs."""
+    names = (keys.stream("orders", 0), keys.jobs("orders", 0))
+    args = (0, "reject", "job|a.0", f"{7:020d}-{0:020d}", 2, "data", "x")
+    await client.execute_command("HSET", names[1], "job|a.0", mark)
+    assert await PUBLISH_MARKED(client, names, args) == [b"OK", 1, 0, b"FOREIGN"]
+    assert await PUBLISH_MARKED(client, names, args) == [b"OK", 0, 1]
+
+
+@pytest.mark.parametrize("value", [each for each in SPOILED if each])
+async def test_a_relay_of_rows_goes_on_behind_records_that_are_none(client: Client, keys: Keys, value: bytes) -> None:
+    """A turn that no call can be later than, and rows without whole ids."""
+    names = (keys.stream("orders", 3), keys.delayed("orders", 3), keys.relayed("orders", 3))
+    row = b"\x01" * 16
+    await client.execute_command("HSET", names[2], "turn|db", value, "rows|db", value)
+    args = ("db", f"{7:032d}", 0, "reject", b"", row, "", 2, "data", "x")
+    word, appended, skipped, kept, *foreign = await RELAY_ROWS(client, names, args)
+    assert (word, appended, skipped, foreign) == (b"OK", 1, 0, [b"FOREIGN"])
+    assert kept.endswith(row)
+    assert await RELAY_ROWS(client, names, args) == [b"STALE"]
+
+
+# -- inboxes and MQTT sessions -----------------------------------------------------------------------------------------
+
+
+STATE: Final = (
+    "epoch", "seq", "sent", "floor", "since_ms", "held", "until_ms", "seen_ms", "mqtt", "dropped", "expired",
+    "source:s", "source:!g",
+)  # fmt: skip
+"""The fields of a session from which scripts read numbers."""
+
+
+@pytest.mark.parametrize("value", SPOILED)
+async def test_a_session_of_words_begins_anew(client: Client, keys: Keys, value: bytes) -> None:
+    """Letters for it are stored, also beside those for others in one call; its device connects, reads and confirms."""
+    spoiled, good = Inbox(client, keys), Inbox(client, keys, "other")
+    await spoiled.add("a")
+    await client.execute_command("HSET", spoiled.session, *(part for name in STATE for part in (name, value)))
+    await client.execute_command("ZADD", spoiled.inbox, 7, value, 8, b"x" + value)
+    letters = [pack_letter(f"{number:016d}", "", "", seal(b"x")) for number in (8, 9)]
+    args = (WEEK_MS, 100, 600_000, pack_letters([("source:s", letters), ("source:&s", letters), ("source:s", letters)]))
+    three = [part for each in (spoiled, spoiled, good) for part in keys.device(each.device)[:3]]
+    assert (await ADD_LETTERS(client, three, args))[:2] == [b"OK", 6]
+    assert await good.refs() == [1, 2]
+    epoch, _ = await spoiled.open()
+    assert int(epoch) > 10**12
+    reply = await spoiled.page(epoch)
+    seqs = [int(each) for each in reply[3::2]]
+    assert (reply[0], len(seqs) >= 4) == (b"OK", True)
+    own = keys.device("phone")[:3]
+    assert (await RECEIVE_LETTERS(client, own, (epoch, seqs[0])))[0] == b"OK"
+    assert await ACK_LETTERS(client, own, (epoch, *seqs)) == [b"OK", len(seqs)]
+    assert (await spoiled.clear(floor=seqs[-1]))[0] == b"OK"
+    assert await spoiled.refs() == []
+
+
+@pytest.mark.parametrize("value", SPOILED)
+async def test_an_mqtt_session_of_words_begins_and_ends(client: Client, keys: Keys, value: bytes) -> None:
+    """Its will is published or dropped by those who read it, and what is no packet id is removed."""
+    inbox = Inbox(client, keys)
+    will, received = keys.will("phone"), keys.received("phone")
+    for clean in (0, 1):
+        epoch, _ = await inbox.open()
+        fields = ("seq", "floor", "mqtt", "until_ms", "held")
+        await client.execute_command("HSET", inbox.session, *(part for name in fields for part in (name, value)))
+        await client.execute_command("HSET", will, value, value, "1", value, epoch, value)
+        await client.execute_command("HSET", received, b"p" + value, value, "7", "topic")
+        begun = await BEGIN_MQTT_SESSION(
+            client, (inbox.session, received, inbox.inbox, will), (epoch, clean, 60, 0, b"0|w\n")
+        )
+        assert (begun[0], begun[6:]) == (b"OK", [] if clean else [b"7", b"topic"])
+        assert all(each.isdigit() for each in begun[5][::2])
+        await client.execute_command("HSET", inbox.session, "until_ms", value)
+        await client.execute_command("HSET", will, epoch, value)
+        closing = (inbox.session, inbox.inbox, inbox.expiry, received, will)
+        assert await CLOSE_MQTT_SESSION(client, closing, (epoch, 60, 60_000, 1)) == [b"OK", 0]
+
+
+@pytest.mark.parametrize("value", [each for each in SPOILED if each])
+async def test_subscriptions_that_are_none_are_replaced(client: Client, keys: Keys, value: bytes) -> None:
+    """They count as none. Routers read everything again, because the change before has no number."""
+    names = (keys.mqtt(3, "subscriptions"), keys.mqtt(3, "changes"))
+    await client.execute_command("HSET", names[0], "phone", value)
+    await client.execute_command("XADD", names[1], "*", "n", value, "c", value)
+    assert await CLAIM_SUBSCRIPTIONS(client, names[:1], ("phone", "7")) == b"FOREIGN"
+    assert await SUBSCRIBE_CLIENT(client, names, ("phone", "7", b"[]", 100, b"")) == b"OK"
+    assert await CLAIM_SUBSCRIPTIONS(client, names[:1], ("phone", "8")) == b"[]"
+    ((_, change),) = await client.execute_command("XREVRANGE", names[1], "+", "-", "COUNT", 1)
+    assert change[:2] == [b"n", b"1"]
+
+
+@pytest.mark.parametrize("value", SPOILED)
+@pytest.mark.parametrize("by_clock", [0, 1])
+async def test_a_retained_message_that_is_none_is_replaced(
+    client: Client, keys: Keys, value: bytes, by_clock: int
+) -> None:
+    """It has no stamp, so it is older than every message."""
+    names = [keys.retained(3, name) for name in ("messages", "names", "expiries")]
+    await client.execute_command("HSET", names[0], "a/b", value)
+    stamp = f"{7:060d}"
+    assert await RETAIN_MESSAGE(client, names, ("a/b", stamp, b"x", b"", 60_000, 10, by_clock)) == b"OK"
+    assert (await client.execute_command("HGET", names[0], "a/b")).startswith(stamp.encode() + b"|")
+    older = ("a/b", f"{6:060d}", b"x", b"", 60_000, 10, 0)
+    assert await RETAIN_MESSAGE(client, names, older) == b"OLDER"

@@ -164,6 +164,20 @@ async def test_release_delayed_moves_due_messages_in_order(partition: Partition)
     assert await partition.call("ZCARD", partition.delayed) == 1
 
 
+async def test_delayed_messages_of_one_millisecond_keep_the_order_of_their_calls(partition: Partition) -> None:
+    """With any bytes, and also if one in between was removed; those of the next one come behind them."""
+    names = ["z", "a", "m", "b", "y"]
+    await partition.delay("8", "next")
+    for name in names[:3]:
+        await partition.delay("7", name)
+    await partition.call("ZREM", partition.delayed, pack_fields(["data", "x", "id", "z"]))
+    for name in names[3:]:
+        assert await partition.delay("7", name) == [b"OK", b"7"]
+    assert await partition.delay("7", "y") == [b"DUPLICATE", b"7", 1]
+    await partition.release()
+    assert [fields[3].decode() for fields in await partition.entries()] == [*names[1:], "next"]
+
+
 async def test_release_delayed_of_an_empty_partition_creates_no_key(partition: Partition) -> None:
     """The reply says that no message waits."""
     for _ in range(2):

@@ -12,7 +12,7 @@
 --          their order counts. Under a lease only the owner settles: on a first call, a message that is not pending lost
 --          its consumer (see start_message), unless the group was created again and will receive it once more.
 --          Swap: a message makes room for one output into its own topic, which else would wait for itself for ever.
--- USES     dict, acknowledge, can_write, can_append
+-- USES     dict, acknowledge, can_write, can_append, delay_score
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -47,7 +47,7 @@ local function walk(at, count, is_storing)
       end
     elseif due and due ~= '' then
       id = tonumber(due) + (due:sub(1, 1) == '+' and now or 0)
-      redis.call('ZADD', KEYS[target], string.format('%.0f', id), ARGV[last])
+      redis.call('ZADD', KEYS[target], delay_score(KEYS[target], id), ARGV[last])
     elseif max > 0 and on_full == 'trim' then
       id = redis.call('XADD', KEYS[target], 'MAXLEN', '~', max, '*', unpack(ARGV, at + 3, last))
     else

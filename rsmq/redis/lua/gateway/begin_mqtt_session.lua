@@ -13,18 +13,22 @@
 --          A will that waits for its delay is dropped when the session goes on. With a clean start, the old session
 --          ends here, so its will is published. The hash is written anew, so that it loses its TTL.
 --          An inbox without letters is marked idle, as a page that finds none would do.
---          Without `gateway` another gateway has ended this connection already: it would not find the will.
+--          Without `gateway` another gateway has ended this connection already: it would not find the will. A will and a
+--          packet id under a name that is no number are of another client: they are dropped.
+-- USES     whole, whole_or, can_write
 local state = redis.call('HMGET', KEYS[1], 'epoch', 'mqtt', 'seq', 'floor', 'gateway')
 if state[1] ~= ARGV[1] or not state[5] then return { 'STALE_EPOCH' } end
-local present, floor = state[2] and 1 or 0, state[4] or '0'
+can_write('HSET', KEYS[1], 'DEL HDEL', KEYS[2], 'DEL HSET', KEYS[4])
+local left, size = redis.call('HGETALL', KEYS[2]), redis.call('ZCARD', KEYS[3])
+local present, floor = state[2] and 1 or 0, whole_or(state[4], '0')
 if ARGV[2] == '1' then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   redis.call('DEL', KEYS[2])
-  present, floor = 0, state[3] or '0'
+  present, floor, left = 0, whole_or(state[3], '0'), {}
   redis.call('HSET', KEYS[1], 'floor', floor, 'since_ms', string.format('%.0f', now + ARGV[4]), 'held', '')
 end
-local drained = redis.call('ZCARD', KEYS[3]) == 0 and 1 or 0
+local drained = size == 0 and 1 or 0
 redis.call('HSET', KEYS[1], 'mqtt', ARGV[3], unpack(drained == 1 and { 'idle', '1' } or {}))
 
 local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
@@ -32,7 +36,7 @@ for i = 1, #old, 2 do
   if old[i] == 'published' then
     due[#due + 1] = old[i]
     due[#due + 1] = old[i + 1]
-  elseif old[i] ~= ARGV[1] and (ARGV[2] == '1' or old[i + 1]:sub(1, 2) == '0|') then
+  elseif whole(old[i]) and old[i] ~= ARGV[1] and (ARGV[2] == '1' or old[i + 1]:sub(1, 2) == '0|') then
     due[#due + 1] = old[i]
     due[#due + 1] = old[i + 1]
     wills[#wills + 1] = old[i]
@@ -48,7 +52,11 @@ if #wills > 0 then redis.call('HSET', KEYS[4], unpack(wills)) end
 
 local leftover = drained == 1 and 0 or redis.call('ZCOUNT', KEYS[3], '-inf', floor)
 local reply = { 'OK', present, floor, leftover, drained, due }
-for _, each in ipairs(redis.call('HGETALL', KEYS[2])) do
-  reply[#reply + 1] = each
+for i = 1, #left, 2 do
+  if whole(left[i]) then
+    reply[#reply + 1], reply[#reply + 2] = left[i], left[i + 1]
+  else
+    redis.call('HDEL', KEYS[2], left[i])
+  end
 end
 return reply

@@ -6,7 +6,9 @@
 -- WHY      The stamp is the position in the stream, so repeats and races end the same for everyone who writes. A
 --          removal leaves its stamp for a while: a late write of an older message must not bring it back.
 --          A message of QoS 0 is in no stream, so its stamp is the server's clock. If that was set back, it takes the
---          stamp of the message that it replaces.
+--          stamp of the message that it replaces. What has no stamp is of another client, and is replaced.
+-- USES     can_write
+can_write('HSET HDEL', KEYS[1], 'ZADD ZREM', KEYS[2], 'ZADD ZREM', KEYS[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)) do
@@ -15,7 +17,8 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT',
   redis.call('ZREM', KEYS[3], name)
 end
 local old = redis.call('HGET', KEYS[1], ARGV[1])
-if old and old:sub(1, #ARGV[2]) > ARGV[2] then
+local is_stamped = old and old:match('^%d+|') == old:sub(1, #ARGV[2] + 1)
+if is_stamped and old:sub(1, #ARGV[2]) > ARGV[2] then
   if ARGV[7] == '0' or tonumber(old:sub(1, 20)) <= now + 1000 then return 'OLDER' end
   ARGV[2] = old:sub(1, #ARGV[2])
 end

@@ -7,10 +7,10 @@
 --          nothing. Without an epoch the server has lost the session (expired, deleted, FLUSHALL): seqs start anew
 --          then, so an old one must remove nothing either. A seq above all that was sent has been lost by the server,
 --          and may have been given to another letter since: then nothing is removed.
--- USES     can_write
+-- USES     whole, can_write
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'held', 'sent', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
-local names, sent = {}, math.max(tonumber(state[3] or 0), tonumber(state[4] or 0))
+local names, sent = {}, math.max(whole(state[3]) or 0, whole(state[4]) or 0)
 for i = 2, #ARGV do
   if tonumber(ARGV[i]) > sent then return { 'BEHIND', sent } end
   names[i - 1] = KEYS[1] .. '_' .. ARGV[i]

@@ -7,14 +7,13 @@
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
 --          assigned here. A session hash that is new, or was lost, is known to no session: its first letter rings. With
 --          `wait`, what has no room at a connected client is not stored. A since_ms ahead of a set-back clock is void.
--- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, end_letter, first_letter, count_in, can_write
+-- USES     whole, whole_or, count_up, taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, end_letter, first_letter, count_in, can_write
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
 local latest, tail = now + life, struct.pack('>I6', now + life)
 local at_latest, renewed = string.format('%.0f', latest), string.format('%.0f', latest + math.floor(life / 64))
 local total, full, refs, moment = { stored = 0, dropped = 0, expired = 0, late = 0 }, {}, {}, '@' .. time[1]
 local plain, tonumber, format, was_new, at = struct.pack('>BI6', 1, now) .. tail, tonumber, string.format, false, 1
-
 local function add(inbox, session, expiry, source, from, to, number)
   local is_mqtt = source:byte(8) == 38  -- '&'
   if was_new and to == from + 3 and not is_mqtt
@@ -24,8 +23,10 @@ local function add(inbox, session, expiry, source, from, to, number)
   end
   local state = is_mqtt and call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
     or call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source)
-  local known, mark, since = state[1], state[5] or '', ''
-  if tonumber(state[4] or latest) <= now + 1 then since = struct.pack('>BI6', 1, state[4]) end
+  local known, mark, since = tonumber(state[1] or ''), state[5] or '', ''
+  if known and not (known >= 0 and known < 9007199254740992) then known = nil end -- of another client: as missing
+  if mark:byte(#letters[from] + 1) ~= 64 then mark = '' end -- '@'
+  if state[4] and (whole(state[4]) or latest) <= now + 1 then since = struct.pack('>BI6', 1, state[4]) end
   if is_mqtt and not state[6] then
     total.late = total.late + letters[from - 1]
     return
@@ -34,7 +35,7 @@ local function add(inbox, session, expiry, source, from, to, number)
   end
   local size = call('ZCARD', inbox)
   was_new = size == 0 and not known
-  local last, newest, top = known or size > 0 and last_seq(inbox, session) or '0', mark, 0
+  local last, newest, top = known and state[1] or size > 0 and last_seq(inbox, session) or '0', mark, 0
   local seq = tonumber(last)
   local taken = seq + size + to > 65535 and taken_ids(inbox, seq + size + (to - from + 1) / 4)
   for i = from, to, 4 do
@@ -56,7 +57,7 @@ local function add(inbox, session, expiry, source, from, to, number)
   end
   if newest == mark then return end
   if known and mark == '' then forget_marks(session, now - ARGV[3]) end
-  local is_renewed, is_idle = tonumber(state[2] or 0) < latest, top > 0 and state[3] == '1'
+  local is_renewed, is_idle = (tonumber(state[2] or 0) or 0) < latest or #state[2] ~= #renewed, top > 0 and state[3] == '1'
   local till = is_renewed and renewed or state[2]
   if top > 0 then call('ZADD', inbox, unpack(refs, 1, top)) end
   if top > 0 and (is_renewed or size == 0) then call('PEXPIREAT', inbox, till) end
@@ -70,7 +71,6 @@ local function add(inbox, session, expiry, source, from, to, number)
   end
   if is_idle or top > 0 and not known then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
 end
-
 can_write('SET DEL PEXPIREAT ZADD ZREM SPUBLISH', KEYS[1], 'HSET HINCRBY HDEL', KEYS[2])
 for key = 1, #KEYS, 3 do
   local to = at + 1 + 4 * letters[at + 1]

@@ -6,11 +6,11 @@
 -- WHY      A large inbox is cleared in bounded steps. The caller names the floor, so a repeated call does not remove
 --          letters that arrived meanwhile: they are above it and stay, and so do their handshakes. A floor above the
 --          newest letter (of an inbox that was lost in between) would hide the letters to come.
--- USES     can_write
+-- USES     whole, can_write
 local state = redis.call('HMGET', KEYS[2], 'floor', 'seq', 'held')
-local floor = tonumber(state[1] or 0)
+local floor = whole(state[1]) or 0
 can_write('HSET', KEYS[2], 'UNLINK ZREM', KEYS[1], 'ZREM', KEYS[3])
-local raised = math.min(tonumber(ARGV[1]), tonumber(state[2] or 0))
+local raised = math.min(tonumber(ARGV[1]), whole(state[2]) or 0)
 if raised > floor then
   floor = raised
   local held = {}

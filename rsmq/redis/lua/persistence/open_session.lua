@@ -14,12 +14,14 @@
 --          session had expired, so that a connection of an earlier session stays shut out. If only the session was
 --          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
 --          if nothing has removed it yet: then this start is clean.
--- USES     forget_marks, can_write
+--          What is no number in the hash is of another client, and is as missing.
+-- USES     whole, whole_or, forget_marks, can_write
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local text = string.format('%.0f', now)
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'seq', 'sent', 'floor', ARGV[4], 'mqtt', 'gateway', 'seen_ms')
-local seq, sent, floor, mark = state[2], state[3] or '0', state[4] or '0', state[5] or ''
+local seq, mark = whole(state[2]) and state[2], state[5] and state[5]:match('^%d+:%d+:%d@%d+$') or ''
+local sent, floor, before = whole_or(state[3], '0'), whole_or(state[4], '0'), whole(state[1])
 
 -- the mark: position:epoch:present@seconds
 if mark:sub(1, #ARGV[5]) >= ARGV[5] then
@@ -32,13 +34,13 @@ can_write('HSET HDEL', KEYS[2], 'PEXPIREAT ZADD', KEYS[1], 'ZADD', KEYS[3], 'SPU
 local changes = {}
 if not state[5] then forget_marks(KEYS[2], now - ARGV[6]) end
 if not seq then
-  seq = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1] or '0'
+  seq = whole_or(redis.call('ZREVRANGE', KEYS[1], 0, 0)[1], '0')
   sent, changes = seq, { 'sent', seq }
 end
-local epoch = string.format('%.0f', math.max(tonumber(state[1] or 0) + 1, now))
+local epoch = string.format('%.0f', math.max((before or 0) + 1, now))
 local present = (state[1] or state[2] or seq ~= '0') and 1 or 0
 if ARGV[7] == '1' and ARGV[2] == '0' and state[6] then
-  local ends = (state[8] or 0) + state[6] * 1000
+  local ends = (whole(state[8]) or 0) + (whole(state[6]) or 0) * 1000
   if state[6] == '0' or not state[7] and ends <= now then present = 2 end
 end
 if ARGV[2] == '1' or present == 2 then
@@ -55,4 +57,4 @@ for i = 1, 3 do
   redis.call('PEXPIREAT', KEYS[i], till)
 end
 redis.call('SPUBLISH', KEYS[4], '')
-return { 'OK', epoch, present, sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor), ARGV[7] and state[1] }
+return { 'OK', epoch, present, sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor), ARGV[7] and before and state[1] }

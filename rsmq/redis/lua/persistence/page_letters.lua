@@ -9,10 +9,11 @@
 --          Only a letter takes that mark away: a late repeat of an older page must not. A cursor above all that was
 --          sent: a replica has taken over that did not have the newest writes, and gives these seqs a second time.
 --          A message of MQTT that has an expiry (flag 8) and is sent to its client does not expire any more.
--- USES     can_write
+--          A reference that is no seq is of another client: it is removed with the dead ones.
+-- USES     whole, count_up, can_write
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
-local sent = math.max(tonumber(state[2] or 0), tonumber(state[5] or 0))
+local sent = math.max(whole(state[2]) or 0, whole(state[5]) or 0)
 if tonumber(ARGV[2]) > sent then return { 'BEHIND', sent } end
 can_write('PEXPIREAT ZREM', KEYS[1], 'ZREM', KEYS[3], 'HSET HINCRBY', KEYS[2])
 local time = redis.call('TIME')
@@ -32,7 +33,7 @@ while looked < #refs and bytes < budget do
   for i, envelope in ipairs(redis.call('MGET', unpack(names))) do
     local ref = refs[first + i]
     if not envelope and held[ref] then envelope = '' end
-    if envelope then
+    if envelope and whole(ref) then
       local kind, flags = envelope:byte(15, 16)
       if kind == 254 and flags % 16 > 8 and tonumber(ref) > sent then
         redis.call('PEXPIREAT', names[i], now + ARGV[5])
@@ -45,7 +46,7 @@ while looked < #refs and bytes < budget do
       dead[#dead + 1] = ref
     end
     looked = looked + 1
-    reply[2] = ref
+    if whole(ref) then reply[2] = ref end
     if bytes >= budget then break end
   end
   room = math.min(50, math.floor(looked * (budget - bytes) / (bytes + 1)) + 1) -- more at once, if they are small
@@ -54,15 +55,15 @@ if looked == #refs and looked < count then reply[3] = 1 end
 if #dead > 0 then
   redis.call('ZREM', KEYS[1], unpack(dead))
   redis.call('ZREM', KEYS[3], unpack(dead))
-  redis.call('HINCRBY', KEYS[2], 'expired', #dead)
+  count_up(KEYS[2], 'expired', #dead)
 end
 local changes = { 'seen_ms', string.format('%.0f', now) }
 local function change(field, value)
   changes[#changes + 1], changes[#changes + 2] = field, value
 end
-if tonumber(reply[2]) > tonumber(state[2] or 0) then change('sent', reply[2]) end
+if tonumber(reply[2]) > (whole(state[2]) or 0) then change('sent', reply[2]) end
 if reply[3] == 1 then change('idle', '1') end
-if tonumber(state[3] or 0) < now + ARGV[5] then
+if (whole(state[3]) or 0) < now + ARGV[5] then
   local till = now + ARGV[5] + math.floor(ARGV[5] / 64)
   change('until_ms', string.format('%.0f', till))
   for i = 1, 3 do

@@ -6,16 +6,16 @@
 -- WHY      From here on only the packet id matters: the envelope is deleted, and the reference stays until the
 --          acknowledgement, even if letters expire or the inbox overflows. Half of all packet ids stay free for new
 --          letters. A seq above all that was sent has been lost by the server: see ack_letters.
--- USES     can_write
+-- USES     whole, can_write
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'held', 'floor', 'sent')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
-local held, known, floor = {}, {}, tonumber(state[3] or 0)
+local held, known, floor = {}, {}, whole(state[3]) or 0
 for each in (state[2] or ''):gmatch('%d+') do
   held[#held + 1] = each
   known[each] = true
 end
 can_write('DEL', KEYS[1], 'ZREM', KEYS[3], 'HSET', KEYS[2])
-local sent = math.max(floor, tonumber(state[4] or 0))
+local sent = math.max(floor, whole(state[4]) or 0)
 for i = 2, #ARGV do
   if tonumber(ARGV[i]) > sent then return { 'BEHIND', sent } end
 end

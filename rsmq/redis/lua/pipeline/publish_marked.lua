@@ -2,13 +2,14 @@
 -- KEYS     1 stream  2 jobs hash
 -- ARGV     1 max_length:int  2 on_full:reject|trim  3 mark: field of the hash
 --          then per message: position (text of fixed width, rising), n:int, n values (field, value, ...)
--- RETURNS  {'OK'|'FULL', appended:int, skipped:int}; a message without room and those after it count as neither
+-- RETURNS  {'OK'|'FULL', appended:int, skipped:int}, at last 'FOREIGN' if another client has written into the mark: what
+--          comes again is stored again; a message without room and those after it count as neither
 -- WHY      The script stores the last position together with the messages. So a task that runs again, or twice at the
 --          same time, appends each message once, even after lost replies. Positions of fixed width compare as text.
--- USES     can_write
+-- USES     mark_of, can_write
 local max, trim = tonumber(ARGV[1]), ARGV[2] == 'trim'
 can_write('XADD', KEYS[1], 'HSET', KEYS[2])
-local mark = redis.call('HGET', KEYS[2], ARGV[3]) or ''
+local mark, is_foreign = mark_of(redis.call('HGET', KEYS[2], ARGV[3]), ARGV[4])
 local room = math.huge
 if max > 0 and not trim then room = max - redis.call('XLEN', KEYS[1]) end
 local word, appended, skipped, at, trouble = 'OK', 0, 0, 4, nil
@@ -35,4 +36,4 @@ while at <= #ARGV do
   at = at + n + 2
 end
 if appended > 0 then redis.call('HSET', KEYS[2], ARGV[3], mark) end
-return trouble or { word, appended, skipped }
+return trouble or { word, appended, skipped, is_foreign and 'FOREIGN' or nil }

@@ -6,7 +6,8 @@
 --          that are due then)}
 -- WHY      The server's clock defines "in five seconds". A message that is sent twice is stored once.
 --          A stream that takes no entries any more takes none later either: so it is asked before anything is written.
--- USES     dict, can_write, can_append
+--          What is due in one millisecond comes in the order of these calls.
+-- USES     dict, can_write, can_append, delay_score
 local due = tonumber(ARGV[1])
 if ARGV[1]:sub(1, 1) == '+' then
   local now = redis.call('TIME')
@@ -29,7 +30,7 @@ if known and (KEYS[4] and redis.call('EXISTS', KEYS[3]) == 0 or known:sub(1, 1) 
 elseif known then
   local mine, is_same = unpacked(ARGV[3]), -1
   local there = not known:match('^%d+$') and {} -- in the stream, or cancelled
-    or redis.call('ZRANGEBYSCORE', KEYS[1], known, known, 'LIMIT', 0, 1000)
+    or redis.call('ZRANGEBYSCORE', KEYS[1], known, '(' .. (known + 1), 'LIMIT', 0, 1000)
   for _, packed in ipairs(there) do
     local ok, fields = pcall(unpacked, packed)
     if ok and fields.id == mine.id then
@@ -41,7 +42,7 @@ end
 can_write('ZADD', KEYS[1], 'SET', KEYS[3])
 can_append(KEYS[2])
 if KEYS[4] then can_write('SET', KEYS[4]) end
-redis.call('ZADD', KEYS[1], due, ARGV[3])
+redis.call('ZADD', KEYS[1], delay_score(KEYS[1], due), ARGV[3])
 local now = redis.call('TIME')
 local left = math.max(0, due - now[1] * 1000)
 local life = string.format('%.0f', left + tonumber(ARGV[2]))

@@ -10,7 +10,7 @@
 -- WHY      What has ended holds no name: where a message is says so, and no settlement knows of names. The caller looks,
 --          group by group, and decides. What has ended stays so; then the same record suffices here. What is replaced
 --          must not have been delivered, which is checked here, where it becomes cancelled.
--- USES     dict, order, is_id, name_record, can_write, can_append
+-- USES     dict, order, is_id, name_record, can_write, can_append, delay_score
 can_write('XADD', KEYS[1], 'SET', KEYS[2], 'HSET', KEYS[3], 'ZADD ZREM', KEYS[4])
 local known, time = redis.call('GET', KEYS[2]), redis.call('TIME')
 if known then return { 'DUPLICATE', known, -1 } end
@@ -55,7 +55,7 @@ local fields, at, packed, life = { 'unique', ARGV[5], unpack(ARGV, first) }, '',
 if due then -- a delayed message has its name as its first field: see release_delayed
   for i, value in ipairs(fields) do fields[i] = struct.pack('>I4', #value) .. value end
   packed, life = table.concat(fields), string.format('%.0f', math.max(0, due - now) + life)
-  redis.call('ZADD', KEYS[4], string.format('%.0f', due), packed)
+  redis.call('ZADD', KEYS[4], delay_score(KEYS[4], due), packed)
 elseif max > 0 and ARGV[2] == 'trim' then
   at = redis.call('XADD', KEYS[1], 'MAXLEN', '~', max, '*', unpack(fields))
 else

@@ -5,13 +5,13 @@ local function fit_letters(letters, from, to, mark, inbox, session, expiry, limi
   local room = limit - redis.call('ZCARD', inbox)
   if room >= (to - from + 1) / 4 then return to end
   local _, expired = make_room(inbox, session, expiry, 0, now)
-  if expired > 0 then redis.call('HINCRBY', session, 'expired', expired) end
+  if expired > 0 then count_up(session, 'expired', expired) end
   room = room + expired
   for i = from, to, 4 do
     if letters[i] > mark then room = room - 1 end
     if room < 0 then
       local said = redis.call('HMGET', session, 'seq', 'dropped', 'expired')
-      local left = (said[1] or 0) - (said[2] or 0) - (said[3] or 0) - redis.call('ZCARD', inbox)
+      local left = (whole(said[1]) or 0) - (whole(said[2]) or 0) - (whole(said[3]) or 0) - redis.call('ZCARD', inbox)
       full[#full + 1] = string.format('%d:0:%d:%d', number, (i - from) / 4, left)
       return i - 1
     end

@@ -3,6 +3,6 @@ local function taken_ids(inbox, most)
   if most <= 65535 then return nil end
   local taken, old = {}, redis.call('ZRANGEBYSCORE', inbox, '-inf', most - 65535)
   assert(#old < 65535, 'every packet id is in use')
-  for _, ref in ipairs(old) do taken[ref % 65535] = true end
+  for _, ref in ipairs(old) do taken[(tonumber(ref) or 0) % 65535] = true end
   return taken
 end

@@ -3,19 +3,24 @@
 -- ARGV     1 outbox  2 turn (text of fixed width, rising)  3 max_length:int  4 on_full:reject|trim
 --          5 ids of rows (16 bytes each) that are deleted from the outbox
 --          then per row: id (16 bytes), due:ms or '', n:int, n values (field, value, ...)
--- RETURNS  {'OK'|'FULL', appended:int, skipped:int, ids of the rows that are appended and not known to be deleted}
---          or {'STALE'}; a row without room and those after it count as neither
+-- RETURNS  {'OK'|'FULL', appended:int, skipped:int, ids of the rows that are appended and not known to be deleted}, at
+--          last 'FOREIGN' if another client has written into the hash: it begins anew; or {'STALE'}. A row without room
+--          and those after it count as neither
 -- WHY      The ids are stored together with the messages, until the relay says that their rows are deleted. So a relay
 --          that dies between the two repeats nothing, whatever the order in which rows become visible. Each call has a
 --          turn of its own: a late call of an earlier relay, or one whose reply was lost, is refused.
--- USES     dict, can_write, can_append
+--          A row with a due time waits in the delayed set also when it is overdue: there it comes behind what was due
+--          before it, and before what is due later.
+-- USES     dict, can_write, can_append, delay_score
 local max, trim, due_key = tonumber(ARGV[3]), ARGV[4] == 'trim', KEYS[2]
 local found = redis.call('HMGET', KEYS[3], 'turn|' .. ARGV[1], 'rows|' .. ARGV[1])
-if found[1] and ARGV[2] <= found[1] then return { 'STALE' } end
+local is_turn = found[1] and #found[1] == #ARGV[2] and found[1]:match('^%d+$')
+if is_turn and ARGV[2] <= found[1] then return { 'STALE' } end
+local is_foreign = found[1] and not is_turn or found[2] and #found[2] % 16 ~= 0
 can_write('XADD', KEYS[1], 'ZADD', KEYS[2], 'HSET', KEYS[3])
 can_append(KEYS[1])
 local kept, known = {}, {}
-if found[2] and found[2] ~= ARGV[5] then
+if found[2] and #found[2] % 16 == 0 and found[2] ~= ARGV[5] then
   local deleted = {}
   for at = 1, #ARGV[5], 16 do deleted[ARGV[5]:sub(at, at + 15)] = true end
   for at = 1, #found[2], 16 do
@@ -27,18 +32,16 @@ if found[2] and found[2] ~= ARGV[5] then
 end
 local room = math.huge
 if max > 0 and not trim then room = max - redis.call('XLEN', KEYS[1]) end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local word, appended, skipped, at, trouble = 'OK', 0, 0, 6, nil
 while at <= #ARGV do
   local id, due, n = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   local reply = {}
   if known[id] then
     skipped = skipped + 1
-  elseif due and due > now then
+  elseif due then
     local packed = {}
     for i = at + 3, at + n + 2 do packed[#packed + 1] = struct.pack('>I4', #ARGV[i]) .. ARGV[i] end
-    reply = redis.pcall('ZADD', due_key, string.format('%.0f', due), table.concat(packed))
+    reply = redis.pcall('ZADD', due_key, delay_score(due_key, due), table.concat(packed))
   elseif room <= 0 then
     word = 'FULL'
     break
@@ -60,4 +63,4 @@ end
 if trouble and appended == 0 then return trouble end
 local rows = table.concat(kept)
 redis.call('HSET', KEYS[3], 'turn|' .. ARGV[1], ARGV[2], 'rows|' .. ARGV[1], rows)
-return trouble or { word, appended, skipped, rows }
+return trouble or { word, appended, skipped, rows, is_foreign and 'FOREIGN' or nil }
