@@ -53,6 +53,11 @@ def groups_of(rows: Sequence[GroupTrend]) -> Table:
             row.work.running)), Text(text.waiting(row.work)), trend(row), age(row.oldest), dead(row),
             Text(f"{row.owned}/{len(row.shares)}"),
         )  # fmt: skip
+        for band in row.bands:
+            table.add_row(
+                name(f"  {band.name}"), Text(), Text(), amount(band.unread), Text(), Text(),
+                Text(f"{number(band.pending)} pending"), Text(), age(band.oldest), amount(band.dead_letters), Text(),
+            )  # fmt: skip
     return table
 
 

@@ -13,7 +13,7 @@ from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import EVERY, MOST_NAMED, RunningMessage
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.schedules import ScheduleState, look_up
-from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
+from rsmq.inspector.state import BandState, GroupPartition, MemberState, PartitionState
 from rsmq.inspector.text import age, rate, state, timestamp, trend, waiting, waiting_for_rate
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
@@ -155,6 +155,7 @@ async def group(visit: Visit, name: str, group: str) -> Page:
         [
             tag("p", links[0], " · ", links[1]), group_table(visit, board.groups), tag("div", actions, class_="bar"),
             ranges(visit), charts(visit, {name}, group),
+            tag("div", tag("h2", "Bands"), band_table(visit, shown.bands)) if shown and shown.bands else None,
             tag("h2", "Members"), member_table(visit, board.members, running),
             tag("h2", "Running"), running_table(visit, name, running),
             tag("h2", "Partitions"), share_table(visit, shown.shares if shown else ()),
@@ -312,6 +313,17 @@ def partitions_of_topic(visit: Visit, partitions: Sequence[PartitionState]) -> H
 def moment(stream_id: str | None) -> str:
     """The time of a stream id."""
     return "–" if stream_id is None else timestamp(from_epoch_ms(int(stream_id.partition("-")[0])))
+
+
+def band_table(visit: Visit, bands: Sequence[BandState]) -> Html:
+    """What a group has in each band of its topic."""
+    columns = ("band", "#partitions", "#unread", "#pending", "#oldest", "#dead")
+    rows = [
+        Row(each.name, (
+            each.name, each.partitions, number(each.unread), each.pending, age(each.oldest), each.dead_letters))
+        for each in bands
+    ]  # fmt: skip
+    return visit.live.table("bands", columns, rows, "not read yet")
 
 
 def share_table(visit: Visit, shares: Sequence[GroupPartition]) -> Html:

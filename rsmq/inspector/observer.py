@@ -76,14 +76,14 @@ class Observer:
         self, topics: Sequence[TopicState], rows: Sequence[Sequence[Row]]
     ) -> tuple[list[GroupState], list[MemberState]]:
         found = [
-            (topic.topic.name, group, parts)
+            (topic.topic, group, parts)
             for topic, rows_of_topic in zip(topics, rows, strict=True)
             for group, parts in by_group(topic, rows_of_topic).items()
         ]
         calls = list[Call]()
         for topic, group, parts in found:
-            calls.append(self._members(topic, group))
-            calls += [ask_group(self._keys, topic, each.partition, row, MOST_PARKED) for each, row in parts]
+            calls.append(self._members(topic.name, group))
+            calls += [ask_group(self._keys, topic.name, each.partition, row, MOST_PARKED) for each, row in parts]
         replies = iter(await self._measure(calls))
         groups, members = list[GroupState](), list[MemberState]()
         for topic, group, parts in found:

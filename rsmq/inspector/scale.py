@@ -63,7 +63,7 @@ def load_of(topic: TopicTrend | None, group: GroupTrend) -> GroupLoad:
         rate_in=None if topic is None else topic.rate_in,
         rate_out=group.rate_out,
         workers=sum(member.heard_ago is not None for member in group.members),
-        partitions=len(group.shares),
+        partitions=group.most_owners,
         is_paused=group.is_paused,
         is_shared=group.distribution == "shared",
     )

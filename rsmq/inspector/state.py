@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from rsmq.model.clock import LATEST_MS
-from rsmq.model.layout import plain_distribution
+from rsmq.model.layout import Layout, plain_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text, whole
 from rsmq.model.work import Work
@@ -89,8 +89,21 @@ class GroupPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class BandState:
+    """What a group has in one band of its topic. `oldest`: the age of its oldest message that is not settled."""
+
+    name: str
+    partitions: int
+    unread: int
+    pending: int
+    oldest: timedelta | None
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupState:
-    """A group over all partitions; the counts are sums over `shares`, its partitions."""
+    """A group over all partitions; the counts are sums over `shares`, its partitions. `bands`, the highest first, are
+    those of its topic; empty for a topic without bands."""
 
     topic: str
     name: str
@@ -103,6 +116,7 @@ class GroupState:
     waiting_for_retry: int
     dead_letters: int
     shares: tuple[GroupPartition, ...]
+    bands: tuple[BandState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +226,36 @@ def age_of(ids: Sequence[bytes], now_ms: int) -> timedelta | None:
     return timedelta(milliseconds=max(0, now_ms - min(times))) if times else None
 
 
-def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartition]) -> GroupState:
+def band_states(layout: Layout, shares: Sequence[GroupPartition]) -> tuple[BandState, ...]:
+    """The partitions of a group, summed by band."""
+    if not layout.has_bands:
+        return ()
+    by_band: dict[str, list[GroupPartition]] = {band: [] for band in layout.order}
+    for share in shares:
+        by_band[layout.band_of(share.partition)].append(share)
+    return tuple(
+        BandState(
+            name=band,
+            partitions=len(some),
+            unread=sum(each.unread for each in some),
+            pending=sum(each.pending for each in some),
+            oldest=max((each.oldest for each in some if each.oldest is not None), default=None),
+            dead_letters=sum(each.dead_letters for each in some),
+        )
+        for band, some in by_band.items()
+    )
+
+
+def most_owners(shares: Sequence[GroupPartition], bands: Sequence[BandState]) -> int:
+    """How many members can own something: the partitions of all bands that belong together have one owner."""
+    return bands[0].partitions if bands else len(shares)
+
+
+def group_state(topic: Topic, name: str, about: Row, shares: Sequence[GroupPartition]) -> GroupState:
     """From MEASURE_MEMBERS and the partitions."""
     _, distribution, paused, *members = about
     return GroupState(
-        topic=topic,
+        topic=topic.name,
         name=name,
         distribution=plain_distribution(text(distribution)),
         is_paused=paused == b"1",
@@ -227,6 +266,7 @@ def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartiti
         waiting_for_retry=sum(share.waiting_for_retry for share in shares),
         dead_letters=sum(share.dead_letters for share in shares),
         shares=tuple(shares),
+        bands=band_states(topic.layout, shares),
     )
 
 

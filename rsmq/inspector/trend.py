@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from rsmq.inspector.state import NO_WORK, GroupPartition, GroupState, MemberState, Snapshot, TopicState
+from rsmq.inspector.state import (
+    NO_WORK,
+    BandState,
+    GroupPartition,
+    GroupState,
+    MemberState,
+    Snapshot,
+    TopicState,
+    most_owners,
+)
 from rsmq.model.work import Work
 
 STEADY: Final = 0.5
@@ -48,6 +57,12 @@ class GroupTrend:
     owned: int
     shares: tuple[GroupPartition, ...]
     members: tuple[MemberState, ...]
+    bands: tuple[BandState, ...] = ()
+
+    @property
+    def most_owners(self) -> int:
+        """How many members can own partitions of it."""
+        return most_owners(self.shares, self.bands)
 
     @property
     def trend(self) -> str:
@@ -135,6 +150,7 @@ def group_trend(
         owned=sum(share.is_owned for share in after.shares),
         shares=after.shares,
         members=tuple(members),
+        bands=after.bands,
     )
 
 

@@ -148,4 +148,8 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
         metric.PAUSED: group.is_paused,
     }
     yield from (Sample(kind, labels, value) for kind, value in values.items())
+    for band in group.bands:
+        named = (*labels, band.name)
+        yield Sample(metric.BAND_BACKLOG, named, band.unread + band.pending)
+        yield Sample(metric.BAND_OLDEST, named, 0.0 if band.oldest is None else band.oldest.total_seconds())
     yield from (Sample(metric.GROUP_WAITING, (*labels, reason), count) for reason, count in work.reasons.items())

@@ -159,11 +159,16 @@ DEAD = Metric("rsmq_group_dead_letters", "gauge", GROUP, "Dead letters kept.")
 MEMBERS = Metric("rsmq_group_members", "gauge", GROUP, "Members whose heartbeat is fresh.")
 SILENT = Metric("rsmq_group_silent_members", "gauge", GROUP, "Members whose heartbeat has run out.")
 UNOWNED = Metric("rsmq_group_unowned_partitions", "gauge", GROUP, "Partitions without a lease (hash distribution).")
+BAND = (*GROUP, "band")
+BAND_BACKLOG = Metric(
+    "rsmq_band_backlog_messages", "gauge", BAND, "Unread and pending messages of a band; only of topics with bands."
+)
+BAND_OLDEST = Metric("rsmq_band_oldest_seconds", "gauge", BAND, "Age of the oldest of them; 0 if there is none.")
 PAUSED = Metric("rsmq_group_paused", "gauge", GROUP, "1 while the group is paused.")
 
 GROUPS = (
     UP, ASKING, STORED, DELAYED, BACKLOG, UNREAD, UNREAD_EXACT, GROUP_READY, GROUP_RUNNING, GROUP_WAITING, OLDEST,
-    DEAD, MEMBERS, SILENT, UNOWNED, PAUSED,
+    DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED,
 )  # fmt: skip
 
 # -- of one gateway process, from its own counters

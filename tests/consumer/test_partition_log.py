@@ -14,14 +14,14 @@ from rsmq.consumer.owning.partition_log import PartitionLog, ranges
 def test_rebalance_is_one_line_when_it_has_settled(caplog: pytest.LogCaptureFixture) -> None:
     """Partitions that come one by one are one line; a handover that cannot be done is logged as it is."""
     caplog.set_level(logging.INFO, "rsmq.consumer")
-    log = PartitionLog("orders/billing", 8)
+    log = PartitionLog("orders/billing")
     for turn in range(1, 9):
-        log.note(set(range(turn)), set(range(8)))
-    log.note(set(range(8)), set(range(4)))
-    log.note(set(range(6)), set(range(4)))
-    log.note(set(range(6)), set(range(4)))
-    log.note({0, 1, 2, 3, 7}, {0, 1, 2, 3, 7})
-    log.note(set(), set())
+        log.note(set(range(turn)), set(range(8)), 8)
+    log.note(set(range(8)), set(range(4)), 8)
+    log.note(set(range(6)), set(range(4)), 8)
+    log.note(set(range(6)), set(range(4)), 8)
+    log.note({0, 1, 2, 3, 7}, {0, 1, 2, 3, 7}, 8)
+    log.note(set(), set(), 8)
     assert [record.getMessage() for record in caplog.records] == [
         "orders/billing: reads 8 of 8 partitions: 0-7 (took 0-7)",
         "orders/billing: reads 6 of 8 partitions: 0-5 (gave up 6-7)",

@@ -97,7 +97,7 @@ def check_trend(facts: QueueFacts) -> Iterator[str]:
         if group.growth is not None and group.growth > GROWTH and not group.is_paused and group.distribution != QUERY:
             yield (
                 f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second: "
-                f"start more workers (`rsmq worker --processes N`, at most {len(group.shares)}), or raise concurrency"
+                f"start more workers (`rsmq worker --processes N`, at most {group.most_owners}), or raise concurrency"
             )
 
 
@@ -105,10 +105,10 @@ def check_members(facts: QueueFacts) -> Iterator[str]:
     """Every member can own a partition."""
     for group in facts.board.groups:
         live = [member for member in group.members if member.heard_ago is not None]
-        if group.distribution == "hash" and len(live) > len(group.shares):
+        if group.distribution == "hash" and len(live) > group.most_owners:
             yield (
-                f"{title(group)} has {count(len(live), 'member')} and {count(len(group.shares), 'partition')}: "
-                f"{count(len(live) - len(group.shares), 'member is', 'members are')} idle. Stop some, "
+                f"{title(group)} has {count(len(live), 'member')} and {count(group.most_owners, 'partition')}: "
+                f"{count(len(live) - group.most_owners, 'member is', 'members are')} idle. Stop some, "
                 f"give the handler distribution='shared', or publish to a topic with more partitions (their number "
                 f"never changes)"
             )
