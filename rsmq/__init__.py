@@ -28,10 +28,11 @@ if TYPE_CHECKING:
         TooLarge,
         TopicFull,
     )
+    from rsmq.handler.breaker import Breaker
     from rsmq.handler.concurrency import Concurrency
     from rsmq.handler.dead_hook import Burial
     from rsmq.handler.rate_limit import Rate
-    from rsmq.handler.retry import Reject, Retry, RetryPolicy
+    from rsmq.handler.retry import Hold, Reject, Retry, RetryPolicy
     from rsmq.handler.router import Router
     from rsmq.model.message import Message
     from rsmq.model.message_ref import MessageRef
@@ -59,10 +60,11 @@ else:
         "rsmq.model.message_ref": ("MessageRef",),
         "rsmq.persistence": ("Letter", "Session"),
         "rsmq.producer": ("Publication",),
+        "rsmq.handler.breaker": ("Breaker",),
         "rsmq.handler.concurrency": ("Concurrency",),
         "rsmq.handler.dead_hook": ("Burial",),
         "rsmq.handler.rate_limit": ("Rate",),
-        "rsmq.handler.retry": ("Reject", "Retry", "RetryPolicy"),
+        "rsmq.handler.retry": ("Hold", "Reject", "Retry", "RetryPolicy"),
         "rsmq.handler.router": ("Router",),
         "rsmq.model.settings": ("Settings",),
         "rsmq.worker.collector": ("tune_garbage_collector",),
@@ -80,6 +82,7 @@ else:
 
 
 __all__ = [
+    "Breaker",
     "Broker",
     "BrokerError",
     "BrokerUnavailable",
@@ -88,6 +91,7 @@ __all__ = [
     "Concurrency",
     "ConfigError",
     "HandlerTimeout",
+    "Hold",
     "Letter",
     "Malformed",
     "Message",

@@ -150,3 +150,22 @@ class Commands(ABC):
     async def resume_group(self, topic: str, group: str) -> None:
         """Deliver to a paused group again."""
         await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=False)
+
+    async def hold(self, topic: str, name: str | None, duration: Duration, *, group: str | None = None) -> datetime:
+        """Let nothing of a name start for a time, and return its end: for a provider that says "not now".
+
+        `name` is what the handler's rate, limit or breaker counts by; None: all messages. It holds in all groups of the
+        topic that exist, or only in `group`, in every member whose handler has such an option, within moments. What
+        waits has not started, and has no attempt, however long. Another hold of the name is replaced.
+        """
+        return await control.Holding(self.client, self.keys).begin(
+            await self.topics.existing(topic), name, duration, group
+        )
+
+    async def end_hold(self, topic: str, name: str | None, *, group: str | None = None) -> int:
+        """End a hold now, also one of a handler or a breaker. Returns in how many groups it was held."""
+        return await control.Holding(self.client, self.keys).end(await self.topics.existing(topic), name, group)
+
+    async def holds(self, topic: str, *, group: str | None = None) -> tuple[control.GroupHold, ...]:
+        """What the groups of a topic hold, by whom, and until when."""
+        return await control.Holding(self.client, self.keys).list(await self.topics.existing(topic), group)

@@ -249,6 +249,9 @@ class SyncBroker(Blocking):
 
     # -- administration -------------------------------------------------------------------------------------------
 
+    hold = blocking(Broker.hold)
+    end_hold = blocking(Broker.end_hold)
+    holds = blocking(Broker.holds)
     reset_group = blocking(Broker.reset_group)
     pause_group = blocking(Broker.pause_group)
     resume_group = blocking(Broker.resume_group)

@@ -10,8 +10,9 @@ from rsmq.cli.connection import CommandConnection, ask, asked
 from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import AnyTopic, GroupName, Json, TopicName, Url, Yes, noun, parse_start
 from rsmq.cli.tables import print_rows, print_table
+from rsmq.inspector import text
 from rsmq.inspector.state import GroupPartition, GroupState
-from rsmq.model.words import count, duration
+from rsmq.model.words import count, duration, printable
 from rsmq.redis.streams import delete_group, reset_group, set_paused
 
 app = noun("Groups: list, show, reset, pause, resume, delete.")
@@ -45,6 +46,8 @@ def show(topic: TopicName, group: GroupName, url: Url = None, as_json: Json = Fa
         return
     print_line(f"{topic}/{group}: {state.distribution or 'never joined'}, {'paused' if state.is_paused else 'running'}")
     print_line(f"members: {', '.join(state.members) or 'none'}")
+    for held in state.holds:
+        print_line(printable(text.held(held)))
     rows = (
         (each.partition, each.owner, each.epoch, lease(each), unread(each), each.pending, each.waiting_for_retry,
          each.dead_letters, each.consumers, each.last_delivered_id)

@@ -18,6 +18,8 @@ HELP: Final = "q quit  s sort  / filter  i idle  ↑↓ choose  ⏎ open  esc ba
 OPENED: Final = "q quit  ↑↓ scroll  esc back"
 NUMBERS: Final = 7
 """Width of a column with numbers."""
+MOST_HOLDS: Final = 5
+"""Lines of a page."""
 STATES: Final = {"paused": "yellow", "unserved": "red", "running": "green"}
 
 
@@ -41,7 +43,7 @@ def backlog(group: GroupTrend) -> int:
 
 def is_idle(group: GroupTrend) -> bool:
     """Whether nothing happens there that an operator should see."""
-    return not (backlog(group) or group.rate_out or group.dead_letters or group.is_paused)
+    return not (backlog(group) or group.rate_out or group.dead_letters or group.is_paused or group.holds)
 
 
 SORTS: Final[tuple[tuple[str, Callable[[GroupTrend], object]], ...]] = (
@@ -207,6 +209,7 @@ def page_of(board: Board, opened: tuple[str, str]) -> list[Text]:
              f"waiting {text.waiting(found.work) or 0}"),
         Text(f"backlog {number(found.backlog)} {text.trend(found)}  oldest {text.age(found.oldest)}  "
              f"dead {number(found.dead_letters)}"),
+        *[Text(printable(text.held(each)), style="yellow") for each in found.holds[:MOST_HOLDS]],
         Text(), Text("members", style="bold"),
     ]  # fmt: skip
     lines += [member(each) for each in found.members] or [Text("none", style="red")]

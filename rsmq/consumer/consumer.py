@@ -26,10 +26,12 @@ from rsmq.consumer.waiting.borrower import Borrower
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.flow_names import FlowNames
 from rsmq.consumer.waiting.group_rate import GroupRate
+from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, FirstLimit, KeyRate, RateLimit, all_of, call_quotas
 from rsmq.consumer.waiting.loan import InUse
 from rsmq.consumer.waiting.name_permits import CountedQueue, NamePermits
+from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.ready_bands import ReadyBands, ReservedSlots
 from rsmq.errors import BrokerError, ConfigError
@@ -71,7 +73,8 @@ class Consumer:
         self.membership = Membership(
             client, keys, settings, self.member, self.topic.name, handler.group, ask, context.clock
         )
-        kind = CountedQueue if any(each.by for each in handler.group_concurrency) else Queue
+        is_counted = handler.breaker or any(each.by for each in handler.group_concurrency)
+        kind = CountedQueue if is_counted else Queue
         self.queue = kind(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
@@ -79,6 +82,7 @@ class Consumer:
         self._borrower: Borrower | None = None
         self._names_of: list[Callable[[Message], str | None]] = []  # by which limits count
         self._reserved: ReservedSlots | None = None
+        self._holds: Holds | None = None
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
@@ -125,6 +129,20 @@ class Consumer:
             else:
                 whole = RateLimit(rate, lambda: len(self.membership.live), wake)
         self.queue.limit(rate=whole, message_rate=all_of(first, self._group_rate), group=calls)
+        if self.handler.has_limits:
+            self._hold(first)
+
+    def _hold(self, first: Sequence[FirstLimit]) -> None:
+        """What waits because its name is held."""
+        handler, function = self.handler, self.handler.name_of
+        naming = None if function is None else Naming(function, log)
+        if naming is not None and handler.breaker is not None and handler.breaker.by is not None:
+            self._names_of.append(naming.name)
+        self._holds = Holds(self._context, self.queue, naming, handler.breaker, self._runner.wake_soon)
+        self._runner.hold_by(self._holds)
+        if handler.breaker is not None and isinstance(self.queue, CountedQueue):
+            self.queue.count(self._holds.left)
+        self._holds.limit_by(first, self._group_rate)
 
     def _limit_calls(self, limit: int, borrower: Borrower) -> ConcurrencyLimit:
         """The calls of all members together, as far as the server lends this one permits."""
@@ -280,9 +298,9 @@ class Consumer:
 
     def _start_watchers(self, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._watch_group)
-        for borrowed in (self._group_rate, self._borrower):
-            if borrowed is not None:
-                tasks.start_soon(borrowed.run)
+        for limit in (self._group_rate, self._borrower, self._holds):
+            if limit is not None:
+                tasks.start_soon(limit.run)
         tasks.start_soon(self._reclaimer.cancellations.run)
         tasks.start_soon(self._read_ahead.run)
 
@@ -296,6 +314,8 @@ class Consumer:
                 await self._look_at_bands()
             seen = self.membership.changes
             self._reclaimer.cancellations.wanted.set()
+            if self._holds is not None:
+                self._holds.saw(self.membership.holds)
             if self.queue.group_limit is not None:
                 self._runner.wake_soon()
             if self.membership.paused != self.fetchers.is_paused:

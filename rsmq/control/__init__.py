@@ -3,7 +3,7 @@
 `finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
 `rescheduling.py` moves a delayed or parked one; `asking.py` is what both need. `schedule_run.py` asks for a run of a
-schedule beside its ticks. `search.py` finds messages by what they hold.
+schedule beside its ticks. `search.py` finds messages by what they hold. `holding.py` holds names of groups.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rsmq.control.answer import Answer, Cancelled, Running, Settled, Unknown
     from rsmq.control.cancel import Cancel
+    from rsmq.control.holding import GroupHold, Holding
     from rsmq.control.look import Look
     from rsmq.control.rescheduling import Reschedule
     from rsmq.control.schedules import Schedules
@@ -24,7 +25,8 @@ else:
     __getattr__, __dir__ = loading(
         __name__,
         {
-            "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel", "look": "Look",
+            "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel",
+            "holding": "GroupHold Holding", "look": "Look",
             "rescheduling": "Reschedule", "schedules": "Schedules",
             "search": "Criteria FindState Findings Hit Search", "status": "GroupStatus MessageStatus",
         },
@@ -37,8 +39,10 @@ __all__ = [
     "Criteria",
     "FindState",
     "Findings",
+    "GroupHold",
     "GroupStatus",
     "Hit",
+    "Holding",
     "Look",
     "MessageStatus",
     "Reschedule",

@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.datastructures import FormData
 
-from rsmq.control import Cancel, Reschedule, Schedules
+from rsmq.control import Cancel, Holding, Reschedule, Schedules
 from rsmq.dashboard.audit import State
 from rsmq.dashboard.page import Visit, time_given
 from rsmq.dashboard.queries import MOST_LETTERS, PageNotFound, PageRefused
@@ -86,7 +86,8 @@ class ActionForm:
             if group is None:
                 return {}
             return {
-                "paused": group.is_paused, "unread": group.unread, "pending": group.pending,
+                "paused": group.is_paused, "held": [each.words for each in group.holds],
+                "unread": group.unread, "pending": group.pending,
                 "waiting_for_retry": group.waiting_for_retry,
                 "dead_letters": group.dead_letters,
             }  # fmt: skip
@@ -162,6 +163,20 @@ def switch(wanted: ActionForm, word: str, text: str, *, is_paused: bool) -> Acti
         return f"{wanted.topic}/{wanted.group} is {'paused' if is_paused else 'running'}"
 
     return Action(f"{word} {wanted.group_of_topic}? {text}", word.lower(), act)
+
+
+async def end_hold(wanted: ActionForm) -> Action:
+    """Let what is held start again."""
+    queries, name = wanted.visit.queries, wanted.value("name") or None
+    topic = await queries.topic(wanted.topic)
+
+    async def act() -> str:
+        ended = await Holding(queries.client, queries.keys).end(topic, name, wanted.group)
+        return f"{name or 'everything'} is held no longer" if ended else f"{name or 'everything'} was not held"
+
+    return Action(
+        f"End the hold of {name or 'everything'} in {wanted.group_of_topic}? All that waits starts.", "end", act
+    )
 
 
 async def reset(wanted: ActionForm) -> Action:
@@ -327,6 +342,7 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "pause": (Role.ACT, pause),
     "resume": (Role.ACT, resume),
     "reset": (Role.ADMIN, reset),
+    "end-hold": (Role.ACT, end_hold),
     "move-delayed": (Role.ACT, move_waiting),
     "move-parked": (Role.ACT, move_waiting),
     "reschedule": (Role.ACT, reschedule_message),

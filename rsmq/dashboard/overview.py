@@ -156,6 +156,7 @@ async def group(visit: Visit, name: str, group: str) -> Page:
             tag("p", links[0], " · ", links[1]), group_table(visit, board.groups), tag("div", actions, class_="bar"),
             ranges(visit), charts(visit, {name}, group),
             tag("div", tag("h2", "Bands"), band_table(visit, shown.bands)) if shown and shown.bands else None,
+            *hold_table(visit, shown),
             tag("h2", "Members"), member_table(visit, board.members, running),
             tag("h2", "Running"), running_table(visit, name, running),
             tag("h2", "Partitions"), share_table(visit, shown.shares if shown else ()),
@@ -163,6 +164,24 @@ async def group(visit: Visit, name: str, group: str) -> Page:
         is_live=True,
         crumbs=[("Overview", visit.url()), (f"topic {name}", visit.url("topic", name))],
     )  # fmt: skip
+
+
+def hold_table(visit: Visit, shown: GroupTrend | None) -> list[Html]:
+    """The names of which nothing starts, if there are any."""
+    if shown is None or not shown.holds:
+        return []
+    subject = {"topic": shown.topic, "group": shown.name}
+    rows = [
+        Row(
+            each.name,
+            (
+                each.name or "everything", each.kind, timestamp(each.until),
+                visit.action("end-hold", "end", Role.ACT, shown.topic, {**subject, "name": each.name}),
+            ),
+        )
+        for each in shown.holds
+    ]  # fmt: skip
+    return [tag("h2", "Held"), visit.live.table("held", ("name", "by", "until", ""), rows, "nothing is held")]
 
 
 def only(board: Board, topic: str, group: str | None = None) -> Board:

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from rsmq.errors import ConfigError
 from rsmq.handler.bands import BandRules
+from rsmq.handler.breaker import Breaker
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dependencies import with_dependencies
@@ -54,6 +55,7 @@ class Handler:
     rates: tuple[Rate, ...]
     group_concurrency: tuple[Concurrency, ...]
     tenants: Tenants | None
+    breaker: Breaker | None
     outputs: tuple[str, ...]
     replies: bool
     bands: BandRules
@@ -74,6 +76,18 @@ class Handler:
     def most_calls(self) -> int | None:
         """How many calls may run at once in the whole group; None: no limit."""
         return next((each.limit for each in self.group_concurrency if each.by is None), None)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether its messages can be held: single ones, under a rate, a limit over the group or a breaker."""
+        return self.batch is None and bool(self.rates or self.group_concurrency or self.breaker)
+
+    @property
+    def name_of(self) -> Callable[[Message], str | None] | None:
+        """What gives a message the name under which it is held; None: all messages have one."""
+        named = [each for each in (self.breaker, *self.rates, *self.group_concurrency) if each is not None and each.by]
+        function = next((each.by for each in named if callable(each.by)), None)
+        return function if function or not named else lambda _message: None
 
     def __repr__(self) -> str:
         return f"<Handler {self.name} {self.topic}/{self.group}>"

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Required, TypedDict, get_args
 
 from rsmq.errors import ConfigError
 from rsmq.handler.bands import BandRules, Pick
+from rsmq.handler.breaker import Breaker
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
@@ -43,6 +44,7 @@ class SingleOptions(TypedDict, total=False):
     group_concurrency: int | Concurrency | Sequence[Concurrency] | None
     tenant: TenantOf | None
     weights: Weights | None
+    breaker: Breaker | None
     output: str | Sequence[str] | None
     replies: bool
     pick: Pick
@@ -93,6 +95,7 @@ class OptionCheck:
             "rates": self._rates(),
             "group_concurrency": self._group_concurrency(),
             "tenants": self._tenants(),
+            "breaker": self._breaker(),
             "outputs": self._outputs(),
             "replies": self._replies(),
             "bands": self._bands(),
@@ -299,6 +302,14 @@ class OptionCheck:
             return Tenants(function, weights)
         except ConfigError as error:
             raise self._wrong(str(error)) from None
+
+    def _breaker(self) -> Breaker | None:
+        value = self._options["breaker"]
+        if value is not None and not isinstance(value, Breaker):
+            raise self._wrong(f"breaker={value!r} is not a Breaker: write breaker=Breaker(failures=5, hold='30s')")
+        if value is not None and self.is_batch:
+            raise self._wrong("breaker counts single messages: leave batch out")
+        return value
 
     def _execution(self, function: Any, *, is_async: bool, has_dependencies: bool) -> Execution:
         if self._options["execution"] is None:

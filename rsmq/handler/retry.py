@@ -57,6 +57,24 @@ class Reject(Exception):
         self.reason = reason
 
 
+class Hold(Exception):
+    """Raised by a handler when its provider says "not now", such as with status 429: nothing of its name starts for
+    `duration`, a timedelta or text such as `30s`, in all members of the group.
+
+    The name is that of the message under the handler's rate, limit or breaker, or all messages where these have no
+    `by`; or give it as `name`. What waits has not started and has no attempt. Neither has the message that raises it,
+    however often, and however old it is. In a handler without any of these options, or a batch, only the message itself
+    waits, with its key.
+    """
+
+    def __init__(self, duration: Duration, name: str | None = None, reason: str = "its handler asks to wait") -> None:
+        super().__init__(reason)
+        self.duration = min(max(checked_duration("duration", duration), timedelta(0)), LONGEST_DELAY)
+        self.name = name
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(f"a hold of the name {name!r} is not possible: give text, or leave it out")
+
+
 class AlreadyHandled(Exception):
     """Raised by a dependency: an earlier run of the handler has done all of this message. It is acknowledged."""
 
@@ -79,10 +97,11 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Try again after `delay`; `is_counted`: it was an attempt."""
+    """Try again after `delay`; `is_counted`: it was an attempt. `hold`: its name is to be held so long."""
 
     delay: timedelta
     is_counted: bool = True
+    hold: Hold | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +251,8 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
     """The decision for one handled message, which was stored `age` ago.
 
     Of a group of errors, as a task group raises it, the strictest part decides: `Reject`
-    before an unreadable payload, an error that is not retried, one that is, `Retry`, and at last a retry that does not
-    count.
+    before an unreadable payload, an error that is not retried, one that is, `Retry`, `Hold`, and at last a retry that
+    does not count.
     """
     whole, error = error, None if error is None else strictest(error, policy, age)
     match error:
@@ -243,6 +262,8 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
             return Bury(Reason.REJECTED, said_by(whole, text_of(getattr(error, "reason", error))), cause=whole)
         case Malformed():
             return Bury(Reason.MALFORMED, said_by(whole, text_of(error)), cause=whole)
+        case Hold():
+            return Park(error.duration, is_counted=False, hold=error)
     exhausted = Reason.TIMEOUT if isinstance(error, HandlerTimeout) else Reason.FAILED
     is_free = policy._is_free(error, age)
     if not is_free and (
@@ -264,13 +285,15 @@ def strictest(error: BaseException, policy: RetryPolicy, age: timedelta) -> Base
         match part:
             case AlreadyHandled():
                 return 0, after
+            case Hold():
+                return 2, part.duration
             case Retry():
-                return 1 if policy._is_free(part, age) else 2, after
+                return 1 if policy._is_free(part, age) else 3, after
             case Reject():
-                return 6, after
+                return 7, after
             case Malformed():
-                return 5, after
-        return 3 if policy._retries(part, error) else 4, after
+                return 6, after
+        return 4 if policy._retries(part, error) else 5, after
 
     return max(parts(error), key=rank)
 

@@ -56,6 +56,7 @@ class Router:
           in turn, so no backlog of one holds up another. It sees headers, key and data, before the payload is decoded.
           What it returns None for is one tenant more. Not with "shared", nor with order by "partition" (none).
         - `weights`: how many messages a turn is, 1 to 1000: a dict from tenants, or a function of the name (1 each).
+        - `breaker`: `Breaker(failures=5, hold="30s")`: after failures in a row nothing starts for a time (none).
         - `ordering`: "key" (one message of a key at a time), "partition" or "none" ("key"; "none" if shared).
         - `distribution`: "hash" gives each partition an owner, "shared" any message to any member ("hash").
         - `retry`: a `RetryPolicy` (5 attempts, exponential back-off from 1 s to 5 min).

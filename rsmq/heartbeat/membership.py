@@ -101,6 +101,8 @@ class Membership:
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
         self.paused = False
+        self.holds = b""
+        """What the group holds, as its record says."""
         self.is_member = True
         """Whether this member takes part. If not, `live` has it all the same, but it owns nothing."""
         self.clock = clock or ServerClock()
@@ -164,7 +166,7 @@ class Membership:
             del self._waiters[event]
 
     async def _check(self) -> None:
-        is_refresh, was_paused = self._members_due == 0.0, self.paused
+        is_refresh, was = self._members_due == 0.0, (self.paused, self.holds)
         try:
             if monotonic() >= self._members_due:
                 await self._check_members()
@@ -177,7 +179,7 @@ class Membership:
             self._was_out = True
             self._liveness.failed()
         before = self.absent
-        self._update_view(is_refresh or self.paused != was_paused)
+        self._update_view(is_refresh or (self.paused, self.holds) != was)
         if any(map(self._liveness.has_ended, self.absent - before)):
             await self._announce_end()
 
@@ -201,7 +203,7 @@ class Membership:
         about = self._topic, self._group
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
         asked = monotonic()
-        seconds, micros, paused, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
+        seconds, micros, paused, self.holds, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
         now = monotonic()
         named = [(exact_text(raw), is_there) for raw, is_there in zip(found[::2], found[1::2], strict=True)]
         self._members = sorted(member for member, _ in named if member is not None)

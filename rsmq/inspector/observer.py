@@ -94,7 +94,7 @@ class Observer:
                 if reply is not None
             ]
             groups.append(state := group_state(topic, group, about, shares))
-            member_rows = sorted(about[at : at + 4] for at in range(3, len(about), 4))
+            member_rows = sorted(about[at : at + 4] for at in range(4, len(about), 4))
             members += [member_state(state, row, self._ttl) for row in member_rows]
         return groups, members
 
@@ -203,7 +203,7 @@ def measure_group_partition(keys: Sequence[str], args: Sequence[Any]) -> Steps:
 def measure_members(keys: Sequence[str], _: Sequence[Any]) -> Steps:
     """As measure_members.lua."""
     group, members, alive, vitals = keys
-    time, about, names = yield [("TIME",), ("HMGET", group, "distribution", "paused"), ("SMEMBERS", members)]
+    time, about, names = yield [("TIME",), ("HMGET", group, "distribution", "paused", "holds"), ("SMEMBERS", members)]
     prefixes = (("GET", alive.encode()), ("PTTL", alive.encode()), ("GET", vitals.encode()))
     replies = iter((yield [(command, prefix + name) for name in names for command, prefix in prefixes]))
     found: list[Any] = [int(time[0]) * 1000 + int(time[1]) // 1000, *(value or b"" for value in about)]

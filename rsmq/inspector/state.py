@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from rsmq.model.clock import LATEST_MS
+from rsmq.model.held_name import HeldName, read_holds
 from rsmq.model.layout import Layout, plain_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text, whole
@@ -103,7 +104,8 @@ class BandState:
 @dataclass(frozen=True, slots=True)
 class GroupState:
     """A group over all partitions; the counts are sums over `shares`, its partitions. `bands`, the highest first, are
-    those of its topic; empty for a topic without bands."""
+    those of its topic; empty for a topic without bands. `holds` are the
+    names of which nothing starts now; one of a breaker whose end has passed waits for a message to try it."""
 
     topic: str
     name: str
@@ -117,6 +119,7 @@ class GroupState:
     dead_letters: int
     shares: tuple[GroupPartition, ...]
     bands: tuple[BandState, ...] = ()
+    holds: tuple[HeldName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +256,13 @@ def most_owners(shares: Sequence[GroupPartition], bands: Sequence[BandState]) ->
 
 def group_state(topic: Topic, name: str, about: Row, shares: Sequence[GroupPartition]) -> GroupState:
     """From MEASURE_MEMBERS and the partitions."""
-    _, distribution, paused, *members = about
+    _, distribution, paused, holds, *members = about
     return GroupState(
         topic=topic.name,
         name=name,
         distribution=plain_distribution(text(distribution)),
         is_paused=paused == b"1",
+        holds=read_holds(holds),
         members=tuple(sorted(member.decode(errors="replace") for member in members[::4])),
         unread=sum(share.unread for share in shares),
         is_unread_exact=all(share.is_unread_exact for share in shares),

@@ -7,6 +7,7 @@ from typing import Final
 
 from rsmq.inspector.state import MemberState
 from rsmq.inspector.trend import GroupTrend
+from rsmq.model.held_name import HeldName
 from rsmq.model.words import duration, number
 from rsmq.model.work import Work
 
@@ -56,3 +57,8 @@ def trend(group: GroupTrend) -> str:
         return ARROWS["steady"]
     until = f", empty in {duration(group.empty_in)}" if group.empty_in is not None else ""
     return f"{ARROWS[group.trend]} {group.growth:+,.0f}/s{until}"
+
+
+def held(each: HeldName) -> str:
+    """A name of which nothing starts, by whom and until when."""
+    return f"{each.name or 'everything'} is held by a {each.kind} until {timestamp(each.until)}"

@@ -17,6 +17,7 @@ from rsmq.inspector.state import (
     TopicState,
     most_owners,
 )
+from rsmq.model.held_name import HeldName
 from rsmq.model.work import Work
 
 STEADY: Final = 0.5
@@ -58,6 +59,7 @@ class GroupTrend:
     shares: tuple[GroupPartition, ...]
     members: tuple[MemberState, ...]
     bands: tuple[BandState, ...] = ()
+    holds: tuple[HeldName, ...] = ()
 
     @property
     def most_owners(self) -> int:
@@ -138,6 +140,7 @@ def group_trend(
         name=after.name,
         distribution=after.distribution,
         is_paused=after.is_paused,
+        holds=after.holds,
         rate_out=rate(None if before is None else settled(before), settled(after), seconds),
         unread=after.unread if after.is_unread_exact else None,
         growth=growth,

@@ -68,7 +68,7 @@ async def members_of(client: Client, keys: Keys, topic: str, group: str) -> dict
     """What each member says of itself, and whether its heartbeat has not expired."""
     names = (keys.group(topic, group), keys.members(topic, group), keys.alive(topic, group, ""))
     reply = await MEASURE_MEMBERS(client, (*names, keys.vitals(topic, group, "")))
-    return {text(reply[at]): (reply[at + 1], reply[at + 2] != GONE) for at in range(3, len(reply), 4)}
+    return {text(reply[at]): (reply[at + 1], reply[at + 2] != GONE) for at in range(4, len(reply), 4)}
 
 
 def describe_unaware(names: Collection[str]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Final, get_args
 from urllib.parse import parse_qsl
 
 from pydantic_core import to_json
@@ -17,6 +18,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import GroupState, MemberState, TopicState
 from rsmq.inspector.trend import members_of, work_of
 from rsmq.model.clock import monotonic
+from rsmq.model.held_name import HoldKind
 from rsmq.telemetry import metric
 from rsmq.telemetry.endpoint import page_of
 from rsmq.telemetry.listener import Address, Answer, Listener
@@ -153,3 +155,5 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
         yield Sample(metric.BAND_BACKLOG, named, band.unread + band.pending)
         yield Sample(metric.BAND_OLDEST, named, 0.0 if band.oldest is None else band.oldest.total_seconds())
     yield from (Sample(metric.GROUP_WAITING, (*labels, reason), count) for reason, count in work.reasons.items())
+    held = Counter(each.kind for each in group.holds)
+    yield from (Sample(metric.HELD, (*labels, kind), held[kind]) for kind in get_args(HoldKind))

@@ -97,6 +97,7 @@ REFUSED = Metric("rsmq_settles_refused_total", "counter", GROUP, "Settles refuse
 NOT_PENDING = Metric(
     "rsmq_settles_not_pending_total", "counter", GROUP, "Settles of messages that were settled before."
 )
+OPENED = Metric("rsmq_breaker_opened_total", "counter", GROUP, "Breakers of a handler that have opened.")
 READS = Metric("rsmq_reads_total", "counter", GROUP, "Reads that brought messages.")
 LEASE_MOVES = Metric("rsmq_lease_moves_total", "counter", (*GROUP, "move"), "Leases taken, released and lost.")
 OWNED = Metric("rsmq_partitions_owned", "gauge", GROUP, "Partitions that this process reads.")
@@ -133,7 +134,7 @@ RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows th
 
 WORKER = (
     INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED,
-    DELETED, REFUSED, NOT_PENDING, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING, BUSY, LIMIT,
+    DELETED, REFUSED, NOT_PENDING, OPENED, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING, BUSY, LIMIT,
     LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
     OUTBOX_AGE, OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip
@@ -165,10 +166,13 @@ BAND_BACKLOG = Metric(
 )
 BAND_OLDEST = Metric("rsmq_band_oldest_seconds", "gauge", BAND, "Age of the oldest of them; 0 if there is none.")
 PAUSED = Metric("rsmq_group_paused", "gauge", GROUP, "1 while the group is paused.")
+HELD = Metric(
+    "rsmq_group_held_names", "gauge", (*GROUP, "by"), "Names of which nothing starts: by a handler, command or breaker."
+)
 
 GROUPS = (
     UP, ASKING, STORED, DELAYED, BACKLOG, UNREAD, UNREAD_EXACT, GROUP_READY, GROUP_RUNNING, GROUP_WAITING, OLDEST,
-    DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED,
+    DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD,
 )  # fmt: skip
 
 # -- of one gateway process, from its own counters

@@ -22,6 +22,7 @@ COUNTED: Final[dict[str, Metric]] = {
     "expired": metric.EXPIRED, "redelivered": metric.REDELIVERED,
     "handed_back": metric.HANDED_BACK, "lost_body": metric.LOST_BODIES, "restored": metric.RESTORED,
     "deleted": metric.DELETED, "refused": metric.REFUSED, "not_pending": metric.NOT_PENDING, "reads": metric.READS,
+    "opened": metric.OPENED,
 }  # fmt: skip
 SHORT: Final = BOUNDS[0]
 MOVES: Final = ("taken", "released", "lost")

@@ -322,6 +322,20 @@ def test_dead_letters_are_grouped_and_replayed(web: httpx.Client, scene: Cli, wo
     assert "deleted 1 dead letter" in do(web, "purge", **subject)
 
 
+def test_hold_is_shown_and_ended(web: httpx.Client, scene: Cli) -> None:
+    """By command and on the page of the group; the audit says what was held before."""
+    scene.ok("hold", "begin", "orders", "1h", "--name", "<twilio>")
+    assert [each["held"]["name"] for each in scene.json("hold", "list", "orders")] == ["<twilio>"]
+    assert "<twilio> is held by a command until" in scene.ok("group", "show", "orders", "billing")
+    wait_until(lambda: "&lt;twilio&gt;" in web.get("group/orders/billing").text, "the page names it, escaped")
+    assert "is held no longer" in do(web, "end-hold", topic="orders", group="billing", name="<twilio>")
+    assert "'<twilio>'" in unescape(web.get("audit").text)
+    assert scene.json("hold", "list") == []
+    assert "was not held" in scene.ok("hold", "end", "orders", "--name", "<twilio>")
+    scene.ok("hold", "begin", "orders", "1s", "--group", "billing")
+    assert "everything of orders is held no longer" in scene.ok("hold", "end", "orders")
+
+
 def test_group_is_paused_resumed_and_reset(web: httpx.Client, scene: Cli) -> None:
     """The question says what is dropped; the audit has the state before and after."""
     subject = {"topic": "orders", "group": "billing"}

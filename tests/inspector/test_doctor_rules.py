@@ -12,6 +12,7 @@ from rsmq.inspector.doctor import QueueFacts, judge
 from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, WaitingOutputs
 from rsmq.inspector.doctor.mqtt import MqttFacts
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
+from rsmq.model.held_name import HeldName
 from rsmq.model.settings import Settings
 from rsmq.model.work import Work
 from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
@@ -59,7 +60,16 @@ def test_gateway_without_problems_is_no_finding() -> None:
 
 
 DEAD = replace(MEMBER, heard_ago=None)
+OPEN = HeldName("twilio", 1_900_000_000_000, 1_899_999_999_000, "breaker")
 CASES = {
+    "open breaker": (
+        facts(replace(GROUP, holds=(OPEN,))),
+        "'twilio' of group billing of orders is held by a breaker",
+    ),
+    "held for long": (
+        facts(replace(GROUP, holds=(replace(OPEN, name="", since_ms=0, kind="command"),))),
+        "`rsmq hold end orders --group billing`",
+    ),
     "no gateway": (mqtt(None), "no gateway runs: start `rsmq gateway`"),
     "silent gateway": (mqtt(is_late=True, until=NOON - HOUR), "g1 has not renewed its lease for 1 h"),
     "anonymous": (mqtt(is_anonymous=True), "from other machines (mqtts://0.0.0.0:8883)"),

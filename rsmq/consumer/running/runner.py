@@ -20,6 +20,7 @@ from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, Se
 from rsmq.consumer.running.pool import Pool, is_running_in
 from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot
 from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
@@ -73,7 +74,12 @@ class Runner(Pool):
         self.space = asyncio.Event()
         self.retries = asyncio.Event()  # set when a lane may have to look for due retries earlier
         self._low = 0
+        self._holds: Holds | None = None
         self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
+
+    def hold_by(self, holds: Holds) -> None:
+        """What fails, or asks for a hold, is told to these."""
+        self._holds = holds
 
     async def collect(
         self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
@@ -270,6 +276,8 @@ class Runner(Pool):
             if outcome is not None:
                 (outcome,) = await self.commit_check.outcomes([message], [outcome])
             conclusion = self._conclude(message, lane, outcome)
+            if self._holds is not None and outcome is not None:
+                conclusion = self._tell(self._holds, message, outcome, conclusion)
             if isinstance(conclusion, Park) and outcome is not None:
                 await self._park(message, lane, conclusion, outcome)
             else:
@@ -278,6 +286,16 @@ class Runner(Pool):
         finally:
             self._running[lane] -= 1
             self._made_space()
+
+    def _tell(self, holds: Holds, message: Message, outcome: BaseException, conclusion: Conclusion) -> Conclusion:
+        """Its error may hold its name."""
+        if isinstance(outcome, Abandoned):
+            holds.forget(message)
+        elif isinstance(conclusion, Park) and conclusion.hold is not None:
+            return holds.raised(message, conclusion)
+        else:
+            holds.failed(message, outcome)
+        return conclusion
 
     def _conclude(self, message: Message, lane: Lane, outcome: Outcome) -> Conclusion:
         """What becomes of a message now. What a failed attempt has published does not count."""

@@ -136,18 +136,20 @@ class CountedQueue(Queue):
 
     def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
         super().__init__(is_ordered=is_ordered, is_serial=is_serial)
-        self.on_left: Callable[[Message], None] = lambda _message: None
+        self._on_left: list[Callable[[Message], None]] = []
 
     def count(self, on_left: Callable[[Message], None]) -> None:
         """Call this for each message that has left."""
-        self.on_left = on_left
+        self._on_left.append(on_left)
 
     def finish(self, message: Message, lane: Lane) -> None:
         """A message has left the handler for good."""
         super().finish(message, lane)
-        self.on_left(message)
+        for on_left in self._on_left:
+            on_left(message)
 
     def park(self, message: Message, lane: Lane) -> None:
         """A message has left the handler until its retry."""
         super().park(message, lane)
-        self.on_left(message)
+        for on_left in self._on_left:
+            on_left(message)

@@ -366,6 +366,10 @@ class Queue:
         self.message_rate = message_rate
         self.group_limit = group
 
+    def limit_messages(self, limit: MessageRate | None) -> None:
+        """Another limit to ask for each message, from now on."""
+        self.message_rate = limit
+
     @property
     def waits_for_a_call(self) -> int:
         """How many messages are ready: each may be a call. Those of a closed rate are not."""

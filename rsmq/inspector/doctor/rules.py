@@ -8,6 +8,7 @@ from typing import Final
 
 from rsmq.inspector.doctor.facts import QueueFacts
 from rsmq.inspector.doctor.mqtt import check_mqtt
+from rsmq.inspector.text import timestamp
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.words import count, duration
 from rsmq.redis.preflight import Finding
@@ -99,6 +100,21 @@ def check_trend(facts: QueueFacts) -> Iterator[str]:
                 f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second: "
                 f"start more workers (`rsmq worker --processes N`, at most {group.most_owners}), or raise concurrency"
             )
+
+
+def check_holds(facts: QueueFacts) -> Iterator[str]:
+    """No breaker is open, and nothing is held for long."""
+    for group in facts.board.groups:
+        for each in group.holds:
+            name = f" --name {each.name}" if each.name else ""
+            end = f"rsmq hold end {group.topic}{name} --group {group.name}"
+            if each.kind == "breaker":
+                yield (
+                    f"{each.words} of {title(group)} is held by a breaker: its calls have failed, and one message "
+                    f"tries it from time to time. If its provider works again: `{end}`"
+                )
+            elif timedelta(milliseconds=each.until_ms - each.since_ms) > LONG:
+                yield f"{each.words} of {title(group)} is held until {timestamp(each.until)}: `{end}`"
 
 
 def check_members(facts: QueueFacts) -> Iterator[str]:
@@ -269,6 +285,7 @@ def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_records: "records",
     check_groups: "group", check_served: "group", check_trend: "backlog",
+    check_holds: "holds",
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",

@@ -21,11 +21,11 @@ async def look(client: Client, keys: Keys) -> list[Any]:
 
 async def test_look_at_members_of_an_unknown_group_returns_only_the_clock(client: Client, keys: Keys) -> None:
     """No key is created."""
-    seconds, micros, paused, *members = await look(client, keys)
+    seconds, micros, paused, holds, *members = await look(client, keys)
     clock = await client.execute_command("TIME")
     assert 0 <= int(clock[0]) - int(seconds) < 600
     assert 0 <= int(micros) < 1_000_000
-    assert (paused, members) == (b"", [])
+    assert (paused, holds, members) == (b"", b"", [])
     assert await client.execute_command("EXISTS", keys.members("t", "g"), keys.group("t", "g")) == 0
 
 
@@ -34,7 +34,7 @@ async def test_look_at_members_reports_heartbeats_and_pause(client: Client, keys
     await client.execute_command("SADD", keys.members("t", "g"), "lives", "is gone")
     await client.execute_command("SET", keys.alive("t", "g", "lives"), "{}", "PX", 600_000)
     for paused in (b"", b"1"):
-        _, _, found, *members = await look(client, keys)
+        _, _, found, _, *members = await look(client, keys)
         assert found == paused
         assert dict(zip(members[::2], members[1::2], strict=True)) == {b"lives": 1, b"is gone": 0}
         await client.execute_command("HSET", keys.group("t", "g"), "paused", "1")

@@ -1,14 +1,16 @@
 #!lua flags=no-writes
--- PURPOSE  Read a group for its members: the members, which of them have a heartbeat key, whether the group is paused.
+-- PURPOSE  Read a group for its members: the members, which of them have a heartbeat key, whether the group is paused,
+--          and what it holds.
 -- KEYS     1 set of member ids  2 group hash  3 a heartbeat's key without the member id
 -- ARGV     (none)
--- RETURNS  {seconds, microseconds (the server's clock), paused ('1' or ''), member, heartbeat:0|1, ...}
+-- RETURNS  {seconds, microseconds (the server's clock), paused ('1' or ''), holds or '', member, heartbeat:0|1, ...}
 -- WHY      Every member asks at every heartbeat, so it is one command. It derives keys from ids that it has read, which
 --          is allowed only in a script without writes; the keys have the group's hash tag, so they are in its slot.
 --          Keys expire by the clock that it returns, so a jump of the clock is seen together with the keys it has
 --          expired.
 local time = redis.call('TIME')
-local found = { time[1], time[2], redis.call('HGET', KEYS[2], 'paused') or '' }
+local about = redis.call('HMGET', KEYS[2], 'paused', 'holds')
+local found = { time[1], time[2], about[1] or '', about[2] or '' }
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   found[#found + 1] = member
   found[#found + 1] = redis.call('EXISTS', KEYS[3] .. member)

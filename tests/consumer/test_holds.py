@@ -1,0 +1,287 @@
+"""Holds: nothing of a name starts, nothing is counted, others go on; breakers with one probe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rsmq import Breaker, Broker, Concurrency, ConfigError, Hold, Message, Rate, Reject, RetryPolicy, Settings
+from rsmq.consumer.consumer import Consumer
+from rsmq.handler.handler import build_handler
+from tests.contract.witness import settled
+from tests.patience import until
+
+
+def provider(message: Message) -> str | None:
+    """What the limits of this file count by."""
+    return message.headers.get("provider")
+
+
+class Provider:
+    """What handlers have called: (name, n) and attempt. `says(name)` may raise."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str | None, int]] = []
+        self.attempts: list[int] = []
+        self.says: Callable[[str | None], None] = lambda _name: None
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def call(self, order: dict[str, int], message: Message) -> None:
+        """One call."""
+        self.calls.append((provider(message), order["n"]))
+        self.attempts.append(message.attempt)
+        self.says(provider(message))
+        await self.open.wait()
+
+    def count(self, name: str | None) -> int:
+        """Calls for a name."""
+        return Counter(each for each, _ in self.calls)[name]
+
+
+Make = Callable[..., Broker]
+
+
+@pytest.fixture
+def make(server_url: str, prefix: str) -> Make:
+    """Makes members of one group."""
+
+    def member(called: Provider, **options: Any) -> Broker:
+        broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
+
+        @broker.handler("t", group="g", **options)
+        async def handle(order: dict[str, int], message: Message) -> None:
+            await called.call(order, message)
+
+        return broker
+
+    return member
+
+
+def consumer_of(broker: Broker) -> Consumer:
+    """The consumer of its only handler."""
+    assert broker.worker is not None
+    (consumer,) = broker.worker.consumers
+    return consumer
+
+
+async def publish(broker: Broker, name: str | None, count: int, first: int = 0, key: bool = True) -> None:
+    """So many messages of a name, each with its own key or none."""
+    for n in range(first, first + count):
+        headers = {} if name is None else {"provider": name}
+        await broker.publish("t", {"n": n}, key=f"{name}{n}" if key else None, headers=headers)
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"rate": Rate(1000, by=provider)},
+    {"rate": [Rate(1000, by=provider), Rate(1000), Rate(1000, by="key")]},
+    {"group_concurrency": Concurrency(64, by=provider)},
+    {"rate": Rate(1000, by=provider), "ordering": "none"},
+    {"rate": Rate(1000, by=provider), "distribution": "shared"},
+]
+
+
+@pytest.mark.parametrize("options", LIMITS)
+async def test_hold_of_a_handler_lets_nothing_of_its_name_start_and_counts_nothing(
+    make: Make, options: dict[str, Any]
+) -> None:
+    """One call has learned it, in one of two members; the others wait, with their first attempt to come."""
+    called, raised = Provider(), list[str | None]()
+
+    def not_now(name: str | None) -> None:
+        if name == "twilio" and not raised:
+            raised.append(name)
+            raise Hold("1h")
+
+    called.says = not_now
+    retry = RetryPolicy(max_attempts=1, uncounted_for="1ms")
+    brokers = [make(called, retry=retry, **options), make(called, retry=retry, **options)]
+    async with brokers[0].running(), brokers[1].running():
+        members = [consumer_of(broker) for broker in brokers]
+        await until(lambda: all(len(each.membership.live) == 2 for each in members), "they see each other")
+        await publish(brokers[0], "twilio", 1)
+        await until(lambda: raised and all(b"twilio" in each.membership.holds for each in members), "both know it")
+        await publish(brokers[0], "twilio", 12, first=1)
+        await publish(brokers[0], "other", 5)
+        await until(lambda: called.count("other") == 5, "other names go on")
+        await until(
+            lambda: sum(each.queue.held for each in members) == 13, "all of the name waits, also what raised it"
+        )
+        assert called.count("twilio") == 1
+        (hold,) = await brokers[0].holds("t")
+        assert (hold.group, hold.held.name, hold.held.kind) == ("g", "twilio", "handler")
+        assert await brokers[0].end_hold("t", "twilio") == 1
+        await until(lambda: called.count("twilio") == 14, "all start as soon as it ends")
+        await settled(brokers[0], "t")
+        assert await brokers[0].holds("t") == ()
+        assert set(called.attempts) == {1}, "nothing was counted, though one attempt is all they have"
+        assert await brokers[0].end_hold("t", "twilio") == 0
+
+
+async def test_hold_survives_its_members_and_a_reset(make: Make) -> None:
+    """It is the group's: members that start later know it, and it ends at its time."""
+    called = Provider()
+    async with make(called, rate=Rate(1000, by=provider)).running() as broker:
+        await broker.hold("t", "twilio", "1h", group="g")
+        await publish(broker, "twilio", 3)
+        await until(lambda: consumer_of(broker).queue.held == 3, "they wait")
+    async with make(called, rate=Rate(1000, by=provider)).running() as broker:
+        await until(lambda: consumer_of(broker).queue.held == 3, "they wait in the next member")
+        assert called.calls == []
+        await broker.hold("t", "twilio", "10ms")
+        await until(lambda: called.count("twilio") == 3, "a shorter one replaces it, and ends by itself")
+        assert set(called.attempts) == {1}, "none has started before"
+        await broker.hold("t", "twilio", "1h")
+        await broker.reset_group("t", "g")
+        await until(lambda: consumer_of(broker).queue.held == 3, "a reset lets all of it come again, and wait")
+        assert called.count("twilio") == 3
+        await broker.end_hold("t", "twilio")
+        await until(lambda: called.count("twilio") == 6, "they start")
+        await settled(broker, "t")
+
+
+async def test_everything_of_a_group_is_held_by_a_command(make: Make) -> None:
+    """Also what has no name, and in a handler whose limit has none."""
+    for options in ({"rate": Rate(1000, by=provider)}, {"rate": Rate(1000)}, {"group_concurrency": 4}):
+        called = Provider()
+        async with make(called, **options).running() as broker:
+            await broker.publish("t", {"n": 0})
+            await until(lambda: len(called.calls) == 1, "it runs")  # noqa: B023
+            await broker.hold("t", None, "1h")
+            await until(lambda: consumer_of(broker).membership.holds, "it knows it")
+            await publish(broker, None, 3, first=1)
+            await until(lambda: consumer_of(broker).queue.held == 3, "they wait")
+            assert len(called.calls) == 1
+            await broker.end_hold("t", None)
+            await until(lambda: len(called.calls) == 4, "they start")  # noqa: B023
+            await settled(broker, "t")
+
+
+async def test_hold_in_a_handler_without_limits_holds_its_message_alone(make: Make) -> None:
+    """It waits uncounted, with its key; others go on."""
+    called, raised = Provider(), list[str | None]()
+
+    def not_now(name: str | None) -> None:
+        if name == "twilio" and len(raised) < 2:
+            raised.append(name)
+            raise Hold("20ms")
+
+    called.says = not_now
+    async with make(called, retry=RetryPolicy(max_attempts=1)).running() as broker:
+        await publish(broker, "twilio", 1)
+        await publish(broker, "other", 3)
+        await until(lambda: (called.count("twilio"), called.count("other")) == (3, 3), "all are handled")
+        await settled(broker, "t")
+    assert set(called.attempts) == {1}
+
+
+async def test_breaker_holds_a_name_and_lets_one_message_try_it(make: Make) -> None:
+    """Two members; a provider that is down has three calls and then one for each try. When it is back, all follow."""
+    called, is_down = Provider(), True
+
+    def down(name: str | None) -> None:
+        if name == "twilio" and is_down:
+            raise OSError("down")
+
+    called.says = down
+    options = {
+        "breaker": Breaker(3, "50ms", by=provider), "concurrency": 1, "retry": RetryPolicy(max_attempts=100)
+    }  # fmt: skip
+    brokers = [make(called, **options), make(called, **options)]
+    async with brokers[0].running(), brokers[1].running():
+        members = [consumer_of(broker) for broker in brokers]
+        await until(lambda: all(len(each.membership.live) == 2 for each in members), "they see each other")
+        await publish(brokers[0], "twilio", 30)
+        await until(lambda: any(each.stats["opened"] for each in members), "it opens")
+        opened = called.count("twilio")
+        assert opened <= 2 * 3 + 2, "what had started, in each member"
+        await until(lambda: called.count("twilio") >= opened + 3, "it is tried again and again")
+        (hold,) = await brokers[0].holds("t")
+        assert (hold.held.name, hold.held.kind) == ("twilio", "breaker")
+        assert sum(each.queue.held for each in members) >= 20, "the others wait"
+        await publish(brokers[0], "other", 5)
+        await until(lambda: called.count("other") == 5, "other names go on")
+        is_down = False
+        handled: Callable[[], int] = lambda: len({n for name, n in called.calls if name == "twilio"})  # noqa: E731
+        await until(lambda: handled() == 30, "all follow")
+        await until(lambda: not members[0].membership.holds, "it is closed")
+
+
+async def test_breaker_counts_failures_in_a_row_and_only_of_its_types(make: Make) -> None:
+    """A success, a rejected message or another error between them begins anew."""
+    called, script = Provider(), ["fail", "fail", "ok", "fail", "reject", "fail", "fail", "other"]
+    errors = {"fail": OSError("down"), "reject": Reject("bad"), "other": ValueError("bug")}
+
+    def answer(_name: str | None) -> None:
+        word = script.pop(0)
+        if word in errors:
+            raise errors[word]
+
+    called.says = answer
+    retry = RetryPolicy(max_attempts=1)
+    breaker = Breaker(3, "1h", on=OSError)
+    async with make(called, breaker=breaker, concurrency=1, ordering="partition", retry=retry).running() as broker:
+        for n in range(8):
+            await broker.publish("t", {"n": n}, key="k")
+        await until(lambda: not script, "all were called")
+        await settled(broker, "t")
+        assert consumer_of(broker).stats["opened"] == 0
+        script += ["fail"] * 3
+        for n in range(5):
+            await broker.publish("t", {"n": n}, key="k")
+        await until(lambda: consumer_of(broker).stats["opened"] == 1, "it has opened")
+        assert not script
+        await broker.end_hold("t", None)
+        script += ["ok"] * 2
+        await until(lambda: not script, "by command it ends at once")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"breaker": 5}, "breaker=5 is not a Breaker: write"),
+        ({"breaker": Breaker(5), "batch": 2}, "breaker counts single messages"),
+    ],
+)
+def test_impossible_breakers_are_refused(options: dict[str, Any], problem: str) -> None:
+    """What cannot work is refused when it is registered."""
+
+    async def handle(order: dict[str, int]) -> None: ...
+
+    async def handle_all(orders: list[dict[str, int]]) -> None: ...
+
+    with pytest.raises(ConfigError, match=problem):
+        build_handler(handle_all if "batch" in options else handle, "t", group="g", **options)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "problem"),
+    [
+        (lambda: Breaker(0), "after 0 failures"),
+        (lambda: Breaker(hold="0s"), "cannot hold for 0 s"),
+        (lambda: Breaker(by="key"), "by 'key' is unknown"),  # type: ignore[arg-type]
+        (lambda: Breaker(on="OSError"), "on 'OSError' is not possible"),  # type: ignore[arg-type]
+        (lambda: Hold("30s", ""), "a hold of the name ''"),
+        (lambda: Concurrency(0), "a concurrency of 0"),
+        (lambda: Concurrency(1, by="tenant"), "by 'tenant' is unknown"),  # type: ignore[arg-type]
+    ],
+)
+def test_impossible_values_are_refused(make_it: Callable[[], object], problem: str) -> None:
+    """With what to write instead."""
+    with pytest.raises(ConfigError, match=problem):
+        make_it()
+
+
+async def test_impossible_holds_by_command_are_refused(make: Make) -> None:
+    """With what there is."""
+    async with make(Provider(), rate=Rate(5, by=provider)).running() as broker:
+        with pytest.raises(ConfigError, match="has no group 'x': its groups are g"):
+            await broker.hold("t", "twilio", "1s", group="x")
+        with pytest.raises(ConfigError, match="a hold for 0 s is not possible"):
+            await broker.hold("t", "twilio", "0s")
+        with pytest.raises(ConfigError, match="'' is no name"):
+            await broker.end_hold("t", "")
