@@ -82,7 +82,7 @@ class Consumer:
         self._borrower: Borrower | None = None
         self._names_of: list[Callable[[Message], str | None]] = []  # by which limits count
         self._reserved: ReservedSlots | None = None
-        self._holds: Holds | None = None
+        self.holds: Holds | None = None
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
@@ -138,11 +138,11 @@ class Consumer:
         naming = None if function is None else Naming(function, log)
         if naming is not None and handler.breaker is not None and handler.breaker.by is not None:
             self._names_of.append(naming.name)
-        self._holds = Holds(self._context, self.queue, naming, handler.breaker, self._runner.wake_soon)
-        self._runner.hold_by(self._holds)
+        self.holds = Holds(self._context, self.queue, naming, handler.breaker, self._runner.wake_soon)
+        self._runner.hold_by(self.holds)
         if handler.breaker is not None and isinstance(self.queue, CountedQueue):
-            self.queue.count(self._holds.left)
-        self._holds.limit_by(first, self._group_rate)
+            self.queue.count(self.holds.left)
+        self.holds.limit_by(first, self._group_rate)
 
     def _limit_calls(self, limit: int, borrower: Borrower) -> ConcurrencyLimit:
         """The calls of all members together, as far as the server lends this one permits."""
@@ -298,7 +298,7 @@ class Consumer:
 
     def _start_watchers(self, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._watch_group)
-        for limit in (self._group_rate, self._borrower, self._holds):
+        for limit in (self._group_rate, self._borrower, self.holds):
             if limit is not None:
                 tasks.start_soon(limit.run)
         tasks.start_soon(self._reclaimer.cancellations.run)
@@ -309,13 +309,13 @@ class Consumer:
         seen = 0
         while True:
             await self.membership.wait(GROUP_SECONDS, seen)
+            if self.holds is not None:
+                self.holds.saw(self.membership.holds, self.membership.asked)
             if seen != self.membership.changes:
                 self._reclaimer.look_for_retries()
                 await self._look_at_bands()
             seen = self.membership.changes
             self._reclaimer.cancellations.wanted.set()
-            if self._holds is not None:
-                self._holds.saw(self.membership.holds)
             if self.queue.group_limit is not None:
                 self._runner.wake_soon()
             if self.membership.paused != self.fetchers.is_paused:

@@ -103,6 +103,8 @@ class Membership:
         self.paused = False
         self.holds = b""
         """What the group holds, as its record says."""
+        self.asked = 0.0
+        """When the server was asked for it."""
         self.is_member = True
         """Whether this member takes part. If not, `live` has it all the same, but it owns nothing."""
         self.clock = clock or ServerClock()
@@ -204,6 +206,7 @@ class Membership:
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
         asked = monotonic()
         seconds, micros, paused, self.holds, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
+        self.asked = asked
         now = monotonic()
         named = [(exact_text(raw), is_there) for raw, is_there in zip(found[::2], found[1::2], strict=True)]
         self._members = sorted(member for member, _ in named if member is not None)

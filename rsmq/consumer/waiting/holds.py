@@ -22,7 +22,7 @@ from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.handler.breaker import Breaker
 from rsmq.handler.retry import Park
-from rsmq.model.clock import to_ms
+from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.held_name import EVERYTHING, HeldName, HoldKind, bounded_name, read_holds
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -61,6 +61,7 @@ class Holds:
         self._stats = context.stats
         self._held: dict[str, HeldName] = {}
         self._unconfirmed: dict[str, HeldName] = {}
+        self._known_at: dict[str, float] = {}  # when the server, or this member, has begun a hold
         self._waiting: dict[str, deque[tuple[Message, Lane]]] = {}
         self._failures = Counter[str]()
         self._running: dict[Message, str] = {}
@@ -204,14 +205,18 @@ class Holds:
         if known is None or known.until_ms <= now:
             log.warning("%s: %s is held for %s by a %s", self._context.name, held.words, duration(span), kind)
         self._held[name] = self._unconfirmed[name] = held
+        self._known_at[name] = monotonic()
         self._attach()
         self._changed.set()
 
-    def saw(self, text: bytes) -> None:
-        """What the server says is held."""
+    def saw(self, text: bytes, asked: float) -> None:
+        """What the server says is held; it was asked then. What has begun since is not in it."""
         found = {held.name: held for held in read_holds(text)}
+        later = {name: held for name, held in self._held.items() if self._known_at.get(name, 0.0) >= asked}
+        found = {**found, **later, **self._unconfirmed}
+        self._known_at = {name: at for name, at in self._known_at.items() if name in found}
         if found != self._held:
-            self._held = {**found, **self._unconfirmed}
+            self._held = found
             self._attach()
             self._changed.set()
 
@@ -268,6 +273,7 @@ class Holds:
                 self._held.pop(name, None)
             elif before is not None:
                 self._held[name] = replace(before, until_ms=until)
+                self._known_at[name] = monotonic()
         return done, until
 
     # -- the end of a hold ----------------------------------------------------------------------------------------
