@@ -20,6 +20,10 @@ class ConfigError(RsmqError):
     """A setting, a name or a handler is wrong. Raised before any message is touched."""
 
 
+class OtherServer(ConfigError):
+    """Another server uses the database of a service under the same prefix: each would take the other's rows."""
+
+
 OTHER_LOOP: Final = (
     "the broker is connected in another event loop, and this one cannot use its connection: in other threads call "
     "publish_sync or use a SyncBroker; otherwise make a Broker for each event loop, and leave `async with broker:` "

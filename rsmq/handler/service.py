@@ -46,6 +46,16 @@ class Belongs(Service, Protocol):
 
 
 @runtime_checkable
+class ClaimsDatabase(Service, Protocol):
+    """A service that keeps, outside of the server, what belongs to one server and prefix."""
+
+    async def claim(self, context: Any) -> None:
+        """Before handlers run, with the `ServerContext`. Raises OtherServer if another server uses it under the same
+        prefix, and other errors while that cannot be asked."""
+        ...
+
+
+@runtime_checkable
 class Commits(Service, Protocol):
     """A service whose dependency commits a transaction for each call of the handler."""
 

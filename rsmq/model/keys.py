@@ -80,6 +80,11 @@ class Keys:
         """Set: topic names."""
         return f"{self.prefix}:topics"
 
+    @property
+    def deployment(self) -> str:
+        """String: the random id of this server and prefix."""
+        return f"{self.prefix}:deployment"
+
     def topic(self, topic: str) -> str:
         """Hash: partitions, limits, retention, created_ms."""
         return f"{self.prefix}:topic:{{{topic}}}"

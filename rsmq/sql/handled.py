@@ -21,6 +21,7 @@ from rsmq.model.message import Message
 from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database
+from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.mark import Mark, lane_runs_of, marks_of
 from rsmq.sql.marks import KEPT, already, delete_marks, handled_of, lanes, raise_fences, write_mark, write_marks
 from rsmq.sql.settled_floor import settled_floor
@@ -134,6 +135,14 @@ class HandledMessages:
     database: Database
 
     @cached_property
+    def _claim(self) -> DatabaseClaim:
+        return DatabaseClaim(self.database)
+
+    async def claim(self, context: ServerContext) -> None:
+        """Before handlers run: see `DatabaseClaim`."""
+        await self._claim.begin(context)
+
+    @cached_property
     def _calls(self) -> dict[int, MarkedWork]:
         """The calls that have not committed, by message: a message stays the same object until its call has ended."""
         return {}
@@ -212,6 +221,8 @@ class HandledMessages:
         try:
             while True:
                 await anyio.sleep(await leadership.bid() or TTL / 3)
+                if leadership.epoch:
+                    await self._claim.keep(context)
                 if leadership.epoch and anyio.current_time() >= next_round:
                     next_round = anyio.current_time() + PRUNE_SECONDS
                     await self.prune(context)

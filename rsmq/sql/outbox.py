@@ -25,6 +25,7 @@ from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, check_s
 from rsmq.model.settings import Settings
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database, explained, is_autocommit
+from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.relay import OutboxRelay
 from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
@@ -147,6 +148,10 @@ class RelayedOutbox:
         return row
 
     # -- in the worker ----------------------------------------------------------------------------------------------
+
+    async def claim(self, context: ServerContext) -> None:
+        """Before handlers run: see `DatabaseClaim`."""
+        await DatabaseClaim(self.database).begin(context)
 
     async def serve(self, context: ServerContext) -> None:
         """Relay the rows while this member leads; for the worker."""

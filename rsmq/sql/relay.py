@@ -28,6 +28,7 @@ from rsmq.redis.server_context import ServerContext
 from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
 from rsmq.sql.database import Database
+from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.listener import CommitListener
 from rsmq.sql.status import OutboxStatus, read_status, read_strangers
 from rsmq.sql.tables import OUTBOX
@@ -99,6 +100,7 @@ class OutboxRelay:
         self._database, self._context = database, context
         self._poll = poll.total_seconds()
         self._listener = CommitListener(database, channel)
+        self._claim = DatabaseClaim(database)
         self._name = ""
         self._turn = 0
         self._limit = FIRST_ROWS
@@ -146,6 +148,7 @@ class OutboxRelay:
                 epoch = leadership.epoch
                 self._deleted.clear()
                 log.info("%s relays the outbox of %r", self._context.member, self._database)
+            await self._claim.keep(self._context)
             self.is_leading = True
             self._listener.is_wanted = True
             self._listener.news.clear()

@@ -97,6 +97,16 @@ FENCE: Final = Table(
 )
 """The epoch of the newest owner that has written: those of earlier owners are refused."""
 
+DEPLOYMENT: Final = Table(
+    "rsmq_deployment",
+    metadata,
+    Column("deployment", EXACT_NAME, primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("renewals", BigInteger, nullable=False),
+    comment="rsmq: the server that uses this database under each prefix",
+)
+"""One row for each prefix. Its workers count `renewals` while they run: see `rsmq.sql.deployment`."""
+
 DATABASE: Final = Table(
     "rsmq_database",
     metadata,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import anyio
 import anyio.abc
 
-from rsmq.errors import BrokerError
-from rsmq.handler.service import Service
+from rsmq.errors import BrokerError, OtherServer
+from rsmq.handler.service import ClaimsDatabase, Service
 from rsmq.model.backoff import Backoff
 from rsmq.redis.server_context import ServerContext
 
@@ -24,6 +24,18 @@ class Services:
     def __init__(self, services: Sequence[Service], context: ServerContext) -> None:
         self._services, self._context = services, context
         self._stopping = anyio.Event()
+
+    async def claim(self) -> None:
+        """Before handlers run. Raises ConfigError if another server uses the database of a service, under the same
+        prefix. One that cannot be asked now is asked again while it is served."""
+        for service in self._services:
+            if isinstance(service, ClaimsDatabase):
+                try:
+                    await service.claim(self._context)
+                except OtherServer:
+                    raise
+                except Exception as error:  # away, or without its tables: `serve` says so, too, and tries again
+                    log.warning("%r cannot be claimed yet: %s", service, error)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until `stop`; at once without services."""

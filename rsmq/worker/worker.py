@@ -102,6 +102,7 @@ class Worker:
             for lifespan in self._lifespans:
                 await stack.enter_async_context(lifespan())
             heartbeat = await stack.enter_async_context(self._running_heartbeat())
+            await self._services.claim()
             pairs = [(handler, await self._prepared(handler)) for handler in self._handlers]
             self.consumers = [self._consumer(handler, topic, heartbeat) for handler, topic in pairs]
             for grace in self._stops:  # they came before there was anything to stop

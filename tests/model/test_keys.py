@@ -161,6 +161,7 @@ def test_the_page_names_no_key_of_its_own() -> None:
     spelled = {spell(Keys(), method, **EXAMPLE) for method in methods()}
     spelled |= {
         Keys().topics,
+        Keys().deployment,
         Keys().schedules,
         Keys().outboxes,
         Keys().gateways,

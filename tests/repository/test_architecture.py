@@ -38,7 +38,7 @@ LAYERS_OF_ROOMS = {
         "wire scripts",
         "client embedded",
         "preflight pubsub streams",
-        "holds layouts outboxes",
+        "holds identity layouts outboxes",
         "topics",
         "server_context",
         "leadership",

@@ -86,7 +86,7 @@ def test_migrations_are_complete_and_can_be_reversed():
     call_command("makemigrations", "rsmq_database", check=True, dry_run=True, verbosity=0)
     shown = StringIO()
     call_command("sqlmigrate", "rsmq_database", "0001", stdout=shown)
-    assert shown.getvalue().count("CREATE TABLE IF NOT EXISTS rsmq_") == 4
+    assert shown.getvalue().count("CREATE TABLE IF NOT EXISTS rsmq_") == 5
     call_command("migrate", "rsmq_database", "zero", verbosity=0)
     with (
         pytest.raises(ConfigError, match="has no table rsmq_outbox: add 'rsmq"),
