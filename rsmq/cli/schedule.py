@@ -14,12 +14,10 @@ from rsmq.cli.parameters import PAYLOAD, AnyTopic, Json, TopicName, Url, duratio
 from rsmq.cli.tables import print_rows
 from rsmq.control import Schedules
 from rsmq.errors import ConfigError
-from rsmq.handler.schedule import ScheduleRule
 from rsmq.inspector.schedules import ScheduleState, look_up
-from rsmq.inspector.text import timestamp
+from rsmq.inspector.text import note_of, result_of, rules, timestamp
 from rsmq.model.duration import Duration
-from rsmq.model.schedule_run import ScheduleRun
-from rsmq.model.words import count, duration
+from rsmq.model.words import duration
 
 app = noun("Schedules: list, show, run, pause, resume, set, add, remove.")
 
@@ -170,35 +168,3 @@ def rule_of(every: timedelta | None, cron: str | None) -> Duration:
     if (every is None) == (cron is None):
         raise ConfigError("give --every or --cron")
     return every if every is not None else str(cron)
-
-
-def rules(state: ScheduleState) -> str:
-    """When it ticks; the rule of the code beside that of an operator."""
-    if state.set_rule is None:
-        return described(state.rule)
-    return f"{described(state.set_rule)} (code: {described(state.rule)})"
-
-
-def result_of(state: ScheduleState) -> str:
-    """What became of the last run."""
-    if state.failures:
-        return f"failed {count(state.failures, 'time')}"
-    return "" if state.newest is None else state.newest.result
-
-
-def note_of(run: ScheduleRun) -> str:
-    """What there is to say of a run."""
-    notes = (
-        "asked for" if run.is_asked else "",
-        f"attempt {run.attempts}" if run.result == "failed" else "",
-        f"{count(run.skipped, 'tick')} not published" if run.skipped else "",
-        run.error or run.message_id,
-    )
-    return ", ".join(note for note in notes if note)
-
-
-def described(rule: ScheduleRule) -> str:
-    """When it ticks."""
-    if rule.every_ms is not None:
-        return f"every {duration(timedelta(milliseconds=rule.every_ms))}"
-    return "" if rule.cron is None else f"{rule.cron} {rule.timezone}"

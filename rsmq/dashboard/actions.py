@@ -284,6 +284,30 @@ async def run_now(wanted: ActionForm) -> Action:
     return Action(f"Publish schedule {name} of {topic.name} once now, beside its ticks?", "run now", act)
 
 
+async def pause_schedule(wanted: ActionForm) -> Action:
+    """Publish no tick of a schedule, or let it go on."""
+    queries, name, topic = wanted.visit.queries, wanted.value("schedule"), wanted.topic
+    commands = Schedules(queries.client, queries.keys, queries.topics)
+
+    async def pause() -> str:
+        await commands.pause(topic, name)
+        return f"{name} is paused"
+
+    return Action(f"Publish no tick of schedule {name} of {topic} until it is resumed?", "pause", pause)
+
+
+async def resume_schedule(wanted: ActionForm) -> Action:
+    """Let a schedule go on with its next tick."""
+    queries, name, topic = wanted.visit.queries, wanted.value("schedule"), wanted.topic
+    commands = Schedules(queries.client, queries.keys, queries.topics)
+
+    async def resume() -> str:
+        await commands.resume(topic, name)
+        return f"{name} goes on with its next tick"
+
+    return Action(f"Let schedule {name} of {topic} go on with its next tick?", "resume", resume)
+
+
 async def message_state(wanted: ActionForm) -> State:
     """A message as the audit notes it: like its page."""
     try:
@@ -300,7 +324,10 @@ async def schedule_state(wanted: ActionForm) -> State:
     state = found.get(wanted.value("schedule"))
     if state is None:
         return {}
-    return {"schedule": state.name, "last": timestamp(state.last), "asked": timestamp(state.run_asked)}
+    return {
+        "schedule": state.name, "last": timestamp(state.last), "paused": timestamp(state.paused),
+        "asked": timestamp(state.run_asked),
+    }  # fmt: skip
 
 
 async def purge_device(wanted: ActionForm) -> Action:
@@ -350,6 +377,8 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "cancel-delayed": (Role.ADMIN, cancel_waiting),
     "cancel-parked": (Role.ADMIN, cancel_waiting),
     "run-schedule": (Role.ACT, run_now),
+    "pause-schedule": (Role.ACT, pause_schedule),
+    "resume-schedule": (Role.ACT, resume_schedule),
     "purge-device": (Role.ADMIN, purge_device),
     "kick-client": (Role.ACT, kick_client),
 }

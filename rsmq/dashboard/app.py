@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rsmq.dashboard import connection, dead_letter, device, message, overview
+from rsmq.dashboard import connection, dead_letter, device, message, overview, schedule
 from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.actions import Action, ActionForm, prepare
 from rsmq.dashboard.audit import Audit
@@ -60,6 +60,8 @@ PAGES: Final[dict[str, Build]] = {
     "/message/{topic}/{message_id:path}": message.message,
     "/delayed/{topic}": message.delayed,
     "/parked/{topic}/{group}": message.parked,
+    "/schedules": schedule.schedules,
+    "/schedule/{topic}/{name}": schedule.schedule,
     "/dead-letters": dead_letter.dead_letter_groups,
     "/dead-letters/{topic}/{group}": dead_letter.dead_letters,
     "/dead-letter/{topic}/{group}/{letter:path}": dead_letter.dead_letter,

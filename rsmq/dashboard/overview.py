@@ -12,7 +12,8 @@ from rsmq.dashboard.html import Content, Html, Row, link, tag, text_field
 from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import EVERY, MOST_NAMED, RunningMessage
 from rsmq.dashboard.roles import Role
-from rsmq.inspector.schedules import ScheduleState, look_up
+from rsmq.dashboard.schedule import COLUMNS, row_of
+from rsmq.inspector.schedules import look_up
 from rsmq.inspector.state import BandState, GroupPartition, MemberState, PartitionState
 from rsmq.inspector.text import age, rate, state, timestamp, trend, waiting, waiting_for_rate
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
@@ -102,9 +103,7 @@ async def topic(visit: Visit, name: str) -> Page:
     links = [link("messages", visit.url("messages", name)), link("delayed", visit.url("delayed", name))]
     keys, queries = visit.queries.keys, visit.queries
     schedules = await look_up(queries.client, keys, queries.topics, name)
-    rows = [Row(each.name, (each.name, timestamp(each.next) or "–", timestamp(each.last) or "never",
-                            each.leader or "none", run_now(visit, each))) for each in schedules]  # fmt: skip
-    columns = ("schedule", "next", "last", "leader", "run")
+    rows = [row_of(visit, each) for each in schedules]
     state_of = visit.queries.poller.topic_state(name)
     return Page(
         f"Topic {found.name}",
@@ -112,19 +111,11 @@ async def topic(visit: Visit, name: str) -> Page:
             tag("p", joined(links)), ranges(visit), charts(visit, {name}),
             tag("h2", "Groups"), group_table(visit, board.groups), topic_table(visit, board.topics),
             tag("h2", "Partitions"), partitions_of_topic(visit, state_of.partitions if state_of else ()),
-            [tag("h2", "Schedules"), visit.live.table("schedules", columns, rows, "")] if rows else None,
+            [tag("h2", "Schedules"), visit.live.table("schedules", COLUMNS, rows, "")] if rows else None,
         ],
         is_live=True,
         crumbs=[("Overview", visit.url())],
     )  # fmt: skip
-
-
-def run_now(visit: Visit, schedule: ScheduleState) -> Content:
-    """A button, or that its run is asked for."""
-    if schedule.run_asked is not None:
-        return "asked for"
-    values = {"topic": schedule.topic, "schedule": schedule.name}
-    return visit.action("run-schedule", "run now", Role.ACT, schedule.topic, values)
 
 
 async def group(visit: Visit, name: str, group: str) -> Page:

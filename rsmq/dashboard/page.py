@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from rsmq.dashboard.audit import Audit
 from rsmq.dashboard.history import HistorySampler
-from rsmq.dashboard.html import Content, Html, Live, escaped, hidden, link, tag
+from rsmq.dashboard.html import Content, Html, Live, escaped, hidden, link, tag, text_field
 from rsmq.dashboard.queries import PageNotFound, PageRefused, Queries
 from rsmq.dashboard.roles import Role, Visitor
 from rsmq.dashboard.waiting import WaitingMessages
@@ -20,8 +20,8 @@ from rsmq.errors import ConfigError
 from rsmq.inspector.trend import Board
 
 PAGES: Final = (
-    ("Overview", ""), ("Members", "members"), ("Dead letters", "dead-letters"), ("Devices", "devices"),
-    ("Connections", "connections"), ("Audit", "audit"),
+    ("Overview", ""), ("Members", "members"), ("Schedules", "schedules"), ("Dead letters", "dead-letters"),
+    ("Devices", "devices"), ("Connections", "connections"), ("Audit", "audit"),
 )  # fmt: skip
 
 
@@ -60,6 +60,15 @@ class Visit:
     def given(self, name: str) -> str:
         """A value of the address."""
         return self.request.query_params.get(name, "").strip()
+
+    def sees(self, topic: str) -> bool:
+        """Whether this visitor may see a topic."""
+        return self.visitor.sees(topic)
+
+    def search(self) -> Html:
+        """A field that filters the page by a name."""
+        field = text_field("q", "name contains", self.given("q"), type="search")
+        return tag("form", field, tag("button", "show"), class_="bar")
 
     def check(self, topic: str) -> None:
         """Raises PageNotFound for a topic that does not exist for this visitor."""

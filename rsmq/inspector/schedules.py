@@ -41,6 +41,8 @@ class ScheduleState:
     failures: int
     trace: str
     runs: tuple[ScheduleRun, ...]
+    is_added: bool = False
+    """Whether no code has it."""
 
     @property
     def newest(self) -> ScheduleRun | None:
@@ -84,6 +86,7 @@ def _state(topic: str, name: str, partition: int, fields: Mapping[str, str], now
         failures=_number(fields.get(f"failures|{name}")) or 0,
         trace=fields.get(f"trace|{name}", ""),
         runs=runs,
+        is_added=f"added|{name}" in fields,
     )
 
 

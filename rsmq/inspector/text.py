@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
+from rsmq.handler.schedule import ScheduleRule
+from rsmq.inspector.schedules import ScheduleState
 from rsmq.inspector.state import MemberState
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.held_name import HeldName
-from rsmq.model.words import duration, number
+from rsmq.model.schedule_run import ScheduleRun
+from rsmq.model.words import count, duration, number
 from rsmq.model.work import Work
 
 NONE: Final = "–"
@@ -62,3 +65,35 @@ def trend(group: GroupTrend) -> str:
 def held(each: HeldName) -> str:
     """A name of which nothing starts, by whom and until when."""
     return f"{each.name or 'everything'} is held by a {each.kind} until {timestamp(each.until)}"
+
+
+def rules(state: ScheduleState) -> str:
+    """When it ticks; the rule of the code beside that of an operator."""
+    if state.set_rule is None:
+        return described(state.rule)
+    return f"{described(state.set_rule)} (code: {described(state.rule)})"
+
+
+def result_of(state: ScheduleState) -> str:
+    """What became of the last run."""
+    if state.failures:
+        return f"failed {count(state.failures, 'time')}"
+    return "" if state.newest is None else state.newest.result
+
+
+def note_of(run: ScheduleRun) -> str:
+    """What there is to say of a run."""
+    notes = (
+        "asked for" if run.is_asked else "",
+        f"attempt {run.attempts}" if run.result == "failed" else "",
+        f"{count(run.skipped, 'tick')} not published" if run.skipped else "",
+        run.error or run.message_id,
+    )
+    return ", ".join(note for note in notes if note)
+
+
+def described(rule: ScheduleRule) -> str:
+    """When it ticks."""
+    if rule.every_ms is not None:
+        return f"every {duration(timedelta(milliseconds=rule.every_ms))}"
+    return "" if rule.cron is None else f"{rule.cron} {rule.timezone}"

@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.observer import Observer
+from rsmq.inspector.schedules import ScheduleState
 from rsmq.inspector.state import GroupState, MemberState, TopicState
 from rsmq.inspector.trend import members_of, work_of
 from rsmq.model.clock import monotonic
@@ -32,6 +33,8 @@ log = logging.getLogger("rsmq.exporter")
 
 FRESH: Final = 1.0
 """Seconds for which an answer serves several scrapers: the server is asked once a second at most."""
+MOST_SCHEDULES: Final = 200
+"""Schedules with metrics."""
 PATIENCE: Final = 9.0
 """Seconds to ask the server; Prometheus itself gives up after 10."""
 
@@ -122,7 +125,18 @@ async def group_samples(observer: Observer) -> list[Sample]:
     seen = await observer.snapshot()
     samples = [sample for topic in seen.topics for sample in of_topic(topic)]
     samples += [sample for group in seen.groups for sample in of_group(group, members_of(seen, group))]
+    samples += of_schedules(await observer.schedules())
     return [*samples, Sample(metric.ASKING, (), monotonic() - started)]
+
+
+def of_schedules(schedules: Sequence[ScheduleState]) -> Iterator[Sample]:
+    """The samples of the schedules: those that fail first, because each customer may have one."""
+    for state in sorted(schedules, key=lambda each: -each.failures)[:MOST_SCHEDULES]:
+        labels = (state.topic, state.name)
+        yield Sample(metric.SCHEDULE_FAILURES, labels, state.failures)
+        yield Sample(metric.SCHEDULE_LED, labels, bool(state.leader or state.paused or state.is_added))
+        if state.last is not None:
+            yield Sample(metric.SCHEDULE_LAST, labels, state.last.timestamp())
 
 
 def of_topic(topic: TopicState) -> Iterator[Sample]:

@@ -170,9 +170,23 @@ HELD = Metric(
     "rsmq_group_held_names", "gauge", (*GROUP, "by"), "Names of which nothing starts: by a handler, command or breaker."
 )
 
+SCHEDULE_FAILURES = Metric(
+    "rsmq_schedule_failures", "gauge", ("topic", "schedule"), "Attempts that have failed since the last success."
+)
+SCHEDULE_LAST = Metric(
+    "rsmq_schedule_last_success_timestamp_seconds",
+    "gauge",
+    ("topic", "schedule"),
+    "The newest tick that was published, or had nothing to publish.",
+)
+SCHEDULE_LED = Metric(
+    "rsmq_schedule_led", "gauge", ("topic", "schedule"), "1 if a worker publishes it, or it is paused."
+)
+
 GROUPS = (
     UP, ASKING, STORED, DELAYED, BACKLOG, UNREAD, UNREAD_EXACT, GROUP_READY, GROUP_RUNNING, GROUP_WAITING, OLDEST,
-    DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD,
+    DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD, SCHEDULE_FAILURES, SCHEDULE_LAST,
+    SCHEDULE_LED,
 )  # fmt: skip
 
 # -- of one gateway process, from its own counters

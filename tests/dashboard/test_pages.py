@@ -188,6 +188,19 @@ def test_schedule_is_run_now(web: httpx.Client, scene: Cli) -> None:
     assert web.post("do/run-schedule", data={"topic": "ticks", "schedule": "watch"}).status_code == 404
 
 
+def test_all_schedules_have_a_page_and_each_its_runs(web: httpx.Client, scene: Cli) -> None:
+    """It is paused and resumed there; the page of one has its last runs."""
+    subject = {"topic": "ticks", "schedule": "clock"}
+    wait_until(lambda: ">run now</button>" in web.get("schedules").text, "the worker has served it")
+    assert "clock is paused" in do(web, "pause-schedule", **subject)
+    assert "<button>resume</button>" in web.get("schedules").text.replace(' class=""', "")
+    assert "clock goes on with its next tick" in do(web, "resume-schedule", **subject)
+    do(web, "run-schedule", **subject)
+    wait_until(lambda: "asked for, clock@" in web.get("schedule/ticks/clock").text, "its run is shown")
+    assert web.get("schedule/ticks/watch").status_code == 404
+    assert "there are no schedules" in web.get("schedules?q=nothing").text
+
+
 def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Client, scene: Cli) -> None:
     """The page says the same as `rsmq trace`; the audit has its state before and after."""
     mine = scene.ok("publish", "orders", '{"n": 7}', "--delay", "2h", "--key", "k/7").strip()

@@ -27,6 +27,7 @@ PATHS = {
     "topic": "topic/orders",
     "messages": "messages/orders",
     "device": "device/phone-1",
+    "schedules": "schedules",
     "group": "group/orders/billing",
 }
 SIZES = {"light": (1200, 900), "dark": (1200, 900), "phone": (360, 900)}

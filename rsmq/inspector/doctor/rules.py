@@ -267,6 +267,25 @@ def check_gateways(facts: QueueFacts) -> Iterator[str]:
         yield from check_mqtt(facts.mqtt, facts.settings.inbox_limit, groups)
 
 
+def check_schedules(facts: QueueFacts) -> Iterator[str]:
+    """Every schedule works, and a worker leads it."""
+    failing = [each for each in facts.schedules if each.failures and not each.paused]
+    for state in failing[:MOST_NAMED]:
+        error = state.newest.error if state.newest is not None else "no report"
+        yield (
+            f"schedule {state.name} of {state.topic} has failed {count(state.failures, 'time')} in a row ({error}): "
+            f"`rsmq schedule show {state.topic} {state.name}` has the traceback"
+        )
+    if len(failing) > MOST_NAMED:
+        yield f"{len(failing) - MOST_NAMED} more schedules fail: `rsmq schedule list`"
+    alone = [each for each in facts.schedules if not (each.leader or each.is_added or each.paused)]
+    for state in alone[:MOST_NAMED]:
+        yield (
+            f"schedule {state.name} of {state.topic} has no leader, so nothing is published: start a worker that has "
+            f"it, or if its code is gone `rsmq schedule remove {state.topic} {state.name}`"
+        )
+
+
 def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) -> Iterator[Finding]:
     """The rows of an outbox reach their topics soon. Not one of RULES: another server has it, so it is asked for."""
     if backlog and age > WAITING_LONG:
@@ -290,7 +309,7 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
     check_dead_letters: "dead letters", check_outputs: "outputs",
-    check_gateways: "mqtt",
+    check_gateways: "mqtt", check_schedules: "schedule",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
 
