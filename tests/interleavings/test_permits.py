@@ -18,5 +18,5 @@ def test_permits_never_exceed_their_limit_and_always_come_back(scenario: PermitS
 
 @pytest.mark.parametrize("weakening", PERMIT_WEAKENINGS, ids=lambda each: each.what.replace(" ", "-"))
 def test_weakened_script_of_permits_is_found(weakening: PermitWeakening) -> None:
-    """More calls than permits, or a permit that nobody gets any more."""
+    """More calls than permits, or a permit that is lost for good."""
     assert weakening.scenario.search(weakening.script).broken

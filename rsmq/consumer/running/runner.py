@@ -78,7 +78,7 @@ class Runner(Pool):
         self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
 
     def hold_by(self, holds: Holds) -> None:
-        """What fails, or asks for a hold, is told to these."""
+        """These hear of what fails, or asks for a hold."""
         self._holds = holds
 
     async def collect(

@@ -58,7 +58,7 @@ async def test_take_permits_of_a_member_that_is_gone_are_free(client: Client, ke
     assert await take(client, keys, "a", 1, 0, 1, token=2) == [b"OK", 0, 0, 4, 1], "under a new token it begins anew"
 
 
-async def test_renew_permits_prolongs_a_token_that_nobody_has_taken_from(client: Client, keys: Keys) -> None:
+async def test_renew_permits_prolongs_a_token_that_has_run_out(client: Client, keys: Keys) -> None:
     """After an outage the members go on."""
     await take(client, keys, "a", 1, 0, 4)
     await expire(client, keys, "a")

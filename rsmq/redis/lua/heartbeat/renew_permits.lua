@@ -3,7 +3,7 @@
 -- KEYS     1 hash: the members that hold permits
 -- ARGV     1 member  2 token of its permits:int  3 ttl:ms
 -- RETURNS  'OK' or 'STALE_EPOCH'
--- WHY      A token that has run out, and whose permits nobody has taken, still belongs to its member: after an outage
+-- WHY      A token that has run out, and whose permits no other member has taken, still belongs to its member: after an outage
 --          the members renew theirs.
 -- USES     can_write
 local token = (redis.call('HGET', KEYS[1], ARGV[1]) or ''):match('^(%d+)|%d+|%d+$')
