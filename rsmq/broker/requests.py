@@ -31,6 +31,7 @@ from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, encode_payload, new_message_id
 from rsmq.model.publish_options import MessageOptions
+from rsmq.model.record import whole
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, retrying
 
@@ -182,9 +183,10 @@ def request_of(message: Message) -> tuple[str, int] | None:
         return None
     headers = message.headers
     identity, ttl = headers.get(REPLY_TO, ""), headers.get(REPLY_TTL, "")
-    if not identity or len(identity) > 64 or not identity.replace("-", "").isalnum() or not ttl.isascii():
+    if not identity or len(identity) > 64 or not identity.replace("-", "").isalnum():
         return None
-    return (identity, min(int(ttl), LONGEST_TTL)) if ttl.isdecimal() and int(ttl) > 0 else None
+    kept = whole(ttl)
+    return (identity, min(kept, LONGEST_TTL)) if kept else None
 
 
 def replying(broker: Answers, handler: Handler) -> Handler:

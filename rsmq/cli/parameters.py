@@ -17,7 +17,7 @@ import typer
 
 from rsmq.cli.completion import complete_group, complete_topic
 from rsmq.model.duration import FORMS, parse_duration
-from rsmq.model.stream_id import STREAM_ID
+from rsmq.model.stream_id import is_position
 from rsmq.model.words import duration
 from rsmq.redis.streams import EARLIEST, LATEST
 
@@ -142,7 +142,7 @@ def parse_rate(text: str) -> timedelta:
 
 def parse_start(text: str) -> str | datetime:
     """Where a group starts: `earliest`, `latest`, a stream id, or a time."""
-    if text in (EARLIEST, LATEST) or STREAM_ID.fullmatch(text):
+    if text in (EARLIEST, LATEST) or is_position(text):
         return text
     try:
         return parse_time(text)

@@ -47,7 +47,7 @@ def completed_words(environment: Mapping[str, str]) -> list[str] | None:
         return None
     line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS", "")
     words = line.split()
-    at = int(environment["COMP_CWORD"]) if environment.get("COMP_CWORD", "").isdigit() else len(words) - 1
+    at = int(environment["COMP_CWORD"]) if environment.get("COMP_CWORD", "").isdecimal() else len(words) - 1
     if not environment.get("COMP_CWORD") and line.endswith(tuple(" \n\t")):
         at += 1
     return [*words[1:at], words[at] if at < len(words) else ""]

@@ -14,6 +14,7 @@ from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.message import encode_payload
+from rsmq.model.record import whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topic, Topics
@@ -122,7 +123,7 @@ class Schedules:
         found = await self._topics.existing(topic)
         key = await self._key_of(found, name)
         added, until = await self._client.execute_command("HMGET", key, f"added|{name}", f"until|{name}")
-        if not added and until and until.isdigit() and int(until) > await self._now_ms():
+        if not added and (whole(until) or 0) > await self._now_ms():
             raise ConfigError(f"schedule {name!r} of {topic} is in the code of a worker: pause it, or change the code")
         entry = await self._entry(key, found, name)
         if entry is not None:

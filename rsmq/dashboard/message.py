@@ -17,7 +17,7 @@ from rsmq.errors import ConfigError
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms
 from rsmq.model.failed_attempt import FailedAttempt
-from rsmq.model.stream_id import STREAM_ID
+from rsmq.model.stream_id import is_position
 from rsmq.model.words import count, number
 
 
@@ -26,7 +26,7 @@ async def messages(visit: Visit, topic: str) -> Page:
     visit.check(topic)
     found = await visit.queries.topic(topic)
     wanted = search_of(visit, found.numbers)
-    if wanted.id and not STREAM_ID.fullmatch(wanted.id):
+    if wanted.id and not is_position(wanted.id):
         with suppress(PageNotFound, ConfigError):  # an id that it cannot find may be among the newest
             return await message(visit, topic, wanted.id, wanted.key or None)
     entries, is_more = await visit.queries.messages(topic, wanted)
@@ -65,7 +65,7 @@ def search_of(visit: Visit, numbers: Sequence[int]) -> MessageSearch:
     partition, before = visit.given("partition"), visit.given("before")
     if partition and not (partition.isdecimal() and len(partition) < 6 and int(partition) in numbers):
         raise ConfigError(f"there is no partition {partition[:40]!r}: there are {numbers[0]} to {numbers[-1]}")
-    if before and not STREAM_ID.fullmatch(before):
+    if before and not is_position(before):
         raise ConfigError(f"{before[:40]!r} is not a stream id")
     until = time_given(visit.given("until"))
     start = before or ("+" if until is None else f"{epoch_ms(until)}-0")

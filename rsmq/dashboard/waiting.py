@@ -16,6 +16,7 @@ from rsmq.model.clock import LATEST_MS, from_epoch_ms, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
 from rsmq.model.packing import unpack_fields
+from rsmq.model.record import whole
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCELLED, OK, RESCHEDULE_DELAYED
@@ -67,7 +68,7 @@ class WaitingMessages:
         ):
             fields = bodies[0][1] if bodies else []
             entry = read_entry(MessageOrigin(topic.name, number, ""), entry_id, fields)
-            count = int(attempts) if attempts.isdigit() else 0
+            count = whole(attempts) or 0
             found.append(WaitingMessage(ref_of(number, due, member), from_epoch_ms(due), entry, count))
         return found
 

@@ -21,7 +21,7 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import check_name
 from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.publish_options import refuse_unknown
-from rsmq.model.stream_id import STREAM_ID
+from rsmq.model.stream_id import is_position
 
 Ordering = Literal["key", "partition", "none"]
 Distribution = Literal["hash", "shared"]
@@ -226,7 +226,7 @@ class OptionCheck:
         if isinstance(value, datetime):
             epoch_ms(value)  # raises for a time without a zone
             return value
-        if isinstance(value, str) and (value in ("earliest", "latest") or STREAM_ID.fullmatch(value)):
+        if isinstance(value, str) and (value in ("earliest", "latest") or is_position(value)):
             return value
         raise self._wrong(
             f"start={value!r} is not a position in a topic: use 'earliest', 'latest', a stream id such as "

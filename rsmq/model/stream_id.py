@@ -29,6 +29,11 @@ def is_stream_id(raw: bytes) -> bool:
     return bool(dash) and all(each.isdigit() and len(each) <= 20 and int(each) < 2**64 for each in halves)
 
 
+def is_position(text: str) -> bool:
+    """Whether a text is a position in a stream: an id, or only its milliseconds. What this accepts, the server does."""
+    return STREAM_ID.fullmatch(text) is not None and all(int(each) < 2**64 for each in text.split("-"))
+
+
 LOCATED_ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,20}-\d{1,20})", re.ASCII)
 """A stream id, perhaps after its partition: `3/1718000000000-0`, as `rsmq dlq list` prints it."""
 

@@ -11,7 +11,7 @@ from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Layout, plain_distribution, stored_distribution
 from rsmq.model.record import text
-from rsmq.model.stream_id import STREAM_ID
+from rsmq.model.stream_id import is_position
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
 
@@ -89,7 +89,7 @@ def start_id(start: str | datetime) -> str:
         return "0"
     if start == LATEST:
         return "$"
-    if start == "$" or STREAM_ID.fullmatch(start):
+    if start == "$" or is_position(start):
         return start
     raise ConfigError(
         f"start {start!r} is not understood: use earliest, latest, a stream id such as 1718000000000-0, or a time"

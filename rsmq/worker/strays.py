@@ -15,6 +15,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
 from rsmq.model.packing import unpack_fields
 from rsmq.model.partition import MOST_PARTITIONS
+from rsmq.model.record import whole
 from rsmq.model.stream_id import parse_stream_id, sortable
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
@@ -101,7 +102,7 @@ class StrayMover:
         for row in await groups_of(self._client, self._keys.stream(name, partition)):
             lease = self._keys.lease(name, partition, row["name"].decode(errors="replace"))
             owner, until_ms = await self._client.execute_command("HMGET", lease, "owner", "until_ms")
-            if owner and (until_ms or b"").isdigit() and int(until_ms) > int(seconds) * 1000:
+            if owner and (whole(until_ms) or 0) > int(seconds) * 1000:
                 return True
         return False
 

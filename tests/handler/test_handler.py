@@ -195,9 +195,20 @@ def test_start_may_be_a_word_an_id_or_a_time() -> None:
         assert build(both, start=start).start == start
 
 
-@pytest.mark.parametrize("start", ["\uff11\uff12\uff13", "\uff11\uff12\uff13-0", "123-\u0664"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "\uff11\uff12\uff13",
+        "\uff11\uff12\uff13-0",
+        "123-\u0664",
+        " 123",
+        "1_000",
+        "18446744073709551616",
+        "1-" + "9" * 20,
+    ],
+)
 def test_start_with_digits_that_redis_does_not_read_is_refused(start: str) -> None:
-    """Python takes them for digits."""
+    """Python takes them for a number, or the server's numbers end before it."""
     with pytest.raises(ConfigError, match="start"):
         build(both, start=start)
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from rsmq.gateway.protocol.packet import Publish, Subscription
 from rsmq.gateway.protocol.properties import Property, write_varint
 from rsmq.model.message import BYTES, TEXT
+from rsmq.model.record import whole
 from rsmq.persistence.letter import EXPIRES, RETAIN, seal_mqtt
 
 TOPIC: Final = "mqtt-topic"
@@ -18,6 +19,8 @@ RETAINED: Final = "mqtt-retain"
 EXPIRY: Final = "mqtt-expiry"
 PROPERTIES: Final = "mqtt-properties"
 """The headers of a message that came from an MQTT client."""
+LONGEST_EXPIRY: Final = 0xFFFFFFFF
+"""In seconds: a property has four bytes for it."""
 OWN: Final = {TOPIC, CLIENT, QOS, RETAINED, EXPIRY, PROPERTIES}
 
 
@@ -84,7 +87,7 @@ def from_headers(headers: Mapping[str, str], payload: bytes) -> Published | None
         return None
     expiry = headers.get(EXPIRY)
     forwarded = b64decode(headers.get(PROPERTIES, ""))
-    seconds = int(expiry) if expiry is not None and expiry.isdecimal() else None
+    seconds = None if (given := whole(expiry)) is None else min(given, LONGEST_EXPIRY)
     return Published(topic, payload, int(qos), RETAINED in headers, client, seconds, forwarded)
 
 

@@ -15,7 +15,7 @@ from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.keys import check_name
 from rsmq.model.settings import unquoted
-from rsmq.model.stream_id import STREAM_ID
+from rsmq.model.stream_id import is_position
 from rsmq.pipeline.format.offsets import BEHIND, NO_ID, Offsets
 from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE
 
@@ -188,7 +188,7 @@ def partition_bounds(name: str, found: dict[str, Any]) -> Iterable[tuple[str, in
         for number, bound in bounds.items():
             if isinstance(bound, int):
                 bound = kafka.get(bound, "")
-            if not isinstance(bound, str) or not (bound in (EARLIEST, LATEST) or STREAM_ID.fullmatch(bound)):
+            if not isinstance(bound, str) or not (bound in (EARLIEST, LATEST) or is_position(bound)):
                 raise ConfigError(f"{name}: {topic}.{number} needs earliest, latest or a stream id, {example}")
             yield topic, int(number), bound if "-" in bound or bound in (EARLIEST, LATEST) else f"{bound}-0"
 

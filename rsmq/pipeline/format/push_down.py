@@ -13,7 +13,7 @@ from typing import Any, Final
 from pyspark.sql import datasource as ds
 
 from rsmq.model.clock import LATEST_MS
-from rsmq.model.stream_id import STREAM_ID, parse_stream_id
+from rsmq.model.stream_id import is_position, parse_stream_id
 from rsmq.redis.streams import MOST_SEQUENCE
 
 Id = tuple[int, int]
@@ -61,7 +61,7 @@ def read_window(filters: Iterable[ds.Filter]) -> ReadWindow:
         name, values = column_and_values(each)
         if name in ("topic", "partition") and values is not None:
             window = with_values(window, name, values)
-        elif name == "offset" and values and all(isinstance(v, str) and STREAM_ID.fullmatch(v) for v in values):
+        elif name == "offset" and values and all(isinstance(v, str) and is_position(v) for v in values):
             ids = [parse_stream_id(value.encode()) for value in values]
             window = window.between(min(ids), max(ids))
         elif name == "partition":

@@ -241,7 +241,7 @@ def output_limit(text: str) -> int:
     """The hard limit of the class `normal` in bytes; 0: none."""
     words = text.split()
     at = words.index("normal") if "normal" in words else len(words)
-    return int(words[at + 1]) if words[at + 1 : at + 2] and words[at + 1].isdigit() else 0
+    return int(words[at + 1]) if words[at + 1 : at + 2] and words[at + 1].isdecimal() else 0
 
 
 def check_prefix(facts: ServerFacts) -> Iterator[Finding]:

@@ -434,3 +434,22 @@ async def test_a_retained_message_that_is_none_is_replaced(
     assert (await client.execute_command("HGET", names[0], "a/b")).startswith(stamp.encode() + b"|")
     older = ("a/b", f"{6:060d}", b"x", b"", 60_000, 10, 0)
     assert await RETAIN_MESSAGE(client, names, older) == b"OLDER"
+
+
+# -- dead letters that another client has sealed -----------------------------------------------------------------------
+
+
+async def test_sealed_dead_letters_stop_no_retry_and_no_take_over(partition: Partition) -> None:
+    """A message whose body is gone becomes no dead letter there; it is named, and the others come."""
+    gone, parked = await partition.deliver(2)
+    for entry_id in (gone, parked):
+        await partition.park(entry_id, 1, -1000)
+    lost, pending = await partition.deliver(2)
+    await partition.call("XDEL", partition.stream, gone, lost)
+    largest = f"{2**64 - 1}-{2**64 - 1}"
+    await partition.call("XADD", partition.dlq, largest, "data", "of another client")
+    word, _, *came = await partition.unpark()
+    assert (word, [(each[0], each[2]) for each in came]) == (b"OK", [(gone, b""), (parked, [b"data", b"x"])])
+    word, _, named, *taken = await partition.claim()
+    assert (word, named, [each[0] for each in taken]) == (b"OK", [lost], [parked, pending])
+    assert await partition.call("XLEN", partition.dlq) == 1

@@ -11,7 +11,7 @@
 --          caller: XAUTOCLAIM has one idle time for all and names no last owner, so each row is looked at, ten times
 --          `count` of them. After a step of the clock every message seems to be idle, until its member has touched it
 --          again. The dead letters of lost ids, `wait_ms` and `is_ours`: as in claim_pending.
--- USES     follow_clock, can_write
+-- USES     bury_lost, follow_clock, can_write
 local count, is_search, min_idle, patience = tonumber(ARGV[4]), ARGV[6] == '', tonumber(ARGV[7]), {}
 if is_search then
   local time = redis.call('TIME')
@@ -44,7 +44,7 @@ for _, row in ipairs(rows) do
       reply[#reply + 1] = { id, row[4], wait, entry[2], is_ours and 1 or 0 }
     else
       if #lost == 0 then can_write('XADD', KEYS[4]) end
-      redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'dlq.origin', id, unpack(ARGV, 10, 21))
+      bury_lost(KEYS[4], ARGV[9], id, unpack(ARGV, 10, 21))
       redis.call('XACK', KEYS[1], ARGV[2], id)
       redis.call('ZREM', KEYS[3], id .. '|' .. row[4])
       lost[#lost + 1] = id

@@ -13,7 +13,7 @@
 --          The reader is stored so that the next owner can cut off its blocking read. Its predecessor is kept until the
 --          same reader claims again, because a claim that was delayed may come after one by a newer reader. `wait_ms` is
 --          > 0 for a message whose retry is not due. `is_ours` is 1 if the owner already had the message.
--- USES     follow_clock, can_write
+-- USES     bury_lost, follow_clock, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch', 'reader')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], '+', ARGV[5])
@@ -45,7 +45,7 @@ local has_parked = redis.call('EXISTS', KEYS[3]) == 1
 local now = has_parked and follow_clock(KEYS[2], KEYS[3])
 local cursor = '0-0'
 for _, id in ipairs(lost) do
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[8], '*', 'dlq.origin', id, unpack(ARGV, 9, 20))
+  bury_lost(KEYS[4], ARGV[8], id, unpack(ARGV, 9, 20))
 end
 redis.call('HSET', KEYS[2], 'reader', ARGV[7], 'before', lease[3] ~= ARGV[7] and lease[3] or '')
 if at > 0 then

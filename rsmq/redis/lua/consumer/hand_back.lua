@@ -7,7 +7,7 @@
 -- WHY      A planned stop is not an attempt. The messages stay pending; in shared distribution their idle time is
 --          raised so that another member may claim them. XCLAIM drops a message whose entry was deleted: then it
 --          becomes a dead letter in the same step.
--- USES     can_write
+-- USES     bury_lost, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -22,7 +22,7 @@ for i = 17, #ARGV, 2 do
     if #redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, id, unpack(left)) > 0 then
       reply[2] = reply[2] + 1
     else
-      redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[4], '*', 'dlq.origin', id, unpack(ARGV, 5, 16))
+      bury_lost(KEYS[3], ARGV[4], id, unpack(ARGV, 5, 16))
       reply[#reply + 1] = id
     end
   end

@@ -10,12 +10,11 @@
 --          it would hide the start of a message that kills. XCLAIM drops a message whose entry was deleted without a
 --          trace, so that becomes a dead letter in the same step, unless the topic has trimmed it: a hundred thousand
 --          of these would push all others out. What is not pending is left to the audit.
--- USES     count_call, dict, order, can_append, can_write
+-- USES     bury_lost, count_call, order, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 redis.call('XPENDING', KEYS[1], ARGV[3])
 can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'XADD', KEYS[3])
-can_append(KEYS[3])
 local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
 local first = order(oldest and oldest[1] or '0-0')
 if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end
@@ -33,7 +32,7 @@ for from = 19, #ARGV, 500 do
         if ARGV[5] == '1' and (not oldest or order(id) < first) then
           trimmed[#trimmed + 1] = id
         else
-          redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'dlq.origin', id, unpack(ARGV, 7, 18))
+          bury_lost(KEYS[3], ARGV[6], id, unpack(ARGV, 7, 18))
           lost[#lost + 1] = id
         end
         redis.call('XACK', KEYS[1], ARGV[3], id)

@@ -12,11 +12,10 @@
 --          kept, and comes again: the caller gives up the lane. A deleted entry becomes a dead letter, unless the topic
 --          has trimmed it: a hundred thousand of these would push all others out. What could fail is read before
 --          anything is written.
--- USES     count_call, dict, order, can_append, can_write
+-- USES     bury_lost, count_call, dict, order, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
-can_append(KEYS[4])
 local has_parked, delivered, first = redis.call('ZCARD', KEYS[3]) > 0, order('0-0'), order('0-0')
 local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
 for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
@@ -48,7 +47,7 @@ for i = 20, #ARGV, 2 do
   elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then
     settle(id, row, 'TRIMMED')
   elseif not entry then
-    redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[7], '*', 'dlq.origin', id, unpack(ARGV, 8, 19))
+    bury_lost(KEYS[4], ARGV[7], id, unpack(ARGV, 8, 19))
     settle(id, row, 'LOST')
   else
     local count = ARGV[i + 1] == '1' and 1 or row and row[4] or 1

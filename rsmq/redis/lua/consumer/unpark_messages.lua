@@ -11,7 +11,7 @@
 --          pending for its owner keeps its position: if it has a key, a timer runs for it. Due times follow
 --          a clock that was set back by a step or a failover, or retries would wait for that long. A member without
 --          a count that can be read is a message that is nowhere else: it comes as one that was tried once.
--- USES     follow_clock, is_id, can_write
+-- USES     bury_lost, follow_clock, is_id, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -35,7 +35,7 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', string.form
     redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, id, 'RETRYCOUNT', attempts, 'FORCE', 'JUSTID')
     reply[#reply + 1] = { id, tonumber(attempts), entry[2], was_pending }
   elseif not row or row[2] == ARGV[1] then
-    redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[5], '*', 'dlq.origin', id, unpack(ARGV, 6, 17))
+    bury_lost(KEYS[4], ARGV[5], id, unpack(ARGV, 6, 17))
     redis.call('XACK', KEYS[1], ARGV[3], id)
     reply[#reply + 1] = { id, tonumber(attempts), '', was_pending }
   end

@@ -5,7 +5,7 @@
 -- RETURNS  {{ids that another consumer has now}, {lost ids}}
 -- WHY      The owner is checked first: an unconditional XCLAIM by a process that slept would steal the message back.
 --          XCLAIM drops a message whose entry was deleted: then it becomes a dead letter in the same step.
--- USES     can_write
+-- USES     bury_lost, can_write
 if #ARGV > 15 then can_write('XCLAIM', KEYS[1], 'XADD', KEYS[2]) end
 local taken, lost = {}, {}
 for i = 16, #ARGV do
@@ -14,7 +14,7 @@ for i = 16, #ARGV do
   if row and row[2] ~= ARGV[1] then
     taken[#taken + 1] = id
   elseif row and #redis.call('XCLAIM', KEYS[1], ARGV[2], ARGV[1], 0, id, 'JUSTID') == 0 then
-    redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'dlq.origin', id, unpack(ARGV, 4, 15))
+    bury_lost(KEYS[2], ARGV[3], id, unpack(ARGV, 4, 15))
     lost[#lost + 1] = id
   end
 end

@@ -6,12 +6,13 @@
 -- WHY      Only the leader does the work of a tick. That a tick is published once does not depend on it: see
 --          publish_tick. A new schedule begins now, and so does one whose rule has changed: by its code or by an
 --          operator. A lease longer than its ttl comes from a jump of the clock and counts as free.
--- USES     whole
+-- USES     whole, can_write
 local name, owner, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', KEYS[1], 'owner|' .. name, 'until|' .. name, 'last|' .. name, 'run|' .. name,
   'rule|' .. name, 'served|' .. name, 'set|' .. name, 'paused|' .. name, 'failures|' .. name)
+can_write('HSET HDEL', KEYS[1])
 local left, seen, set = (whole(found[2]) or 0) - now, whole(found[3]), found[7] or ''
 if ttl == 0 then
   if found[1] == owner then redis.call('HDEL', KEYS[1], 'owner|' .. name, 'until|' .. name) end
