@@ -75,7 +75,11 @@ class Consumer:
         )
         is_counted = handler.breaker or any(each.by for each in handler.group_concurrency)
         kind = CountedQueue if is_counted else Queue
-        self.queue = kind(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
+        self.queue = kind(
+            is_ordered=handler.ordering != "none",
+            is_serial=handler.ordering == "partition",
+            prefetch=settings.prefetch,
+        )
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
         self._group_rate: GroupRate | None = None

@@ -254,7 +254,7 @@ class Fates:
             return RATE_COMMANDS
         if self._run.plan.group_rate[0]:
             return GROUP_RATE_COMMANDS
-        if self._run.plan.is_hot:
+        if self._run.plan.is_hot or self._run.plan.has_tenants:
             return HOT_COMMANDS
         return FEED_COMMANDS if self._run.plan.is_inbox else COMMANDS
 

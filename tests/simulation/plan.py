@@ -36,7 +36,9 @@ TAKING: tuple[str, ...] = ("take_lease", "take_lease", "claim_pending")
 OUTPUT_COMMANDS: tuple[str, ...] = ("settle_outputs", "settle_outputs", "settle_outputs", "settle_outputs", *COMMANDS)
 RATE_COMMANDS: tuple[str, ...] = ("keep_starts", "keep_starts", "keep_starts", "keep_starts", *COMMANDS)
 GROUP_RATE_COMMANDS: tuple[str, ...] = ("take_starts", "take_starts", "take_starts", "start_message", *COMMANDS)
-HOT_COMMANDS: tuple[str, ...] = ("put_aside", "put_aside", "read_again", "read_again", "read_again", *COMMANDS)
+HOT_COMMANDS: tuple[str, ...] = (
+    "put_aside", "put_aside", "read_again", "read_again", "read_again", "claim_ids", "claim_ids", *COMMANDS,
+)  # fmt: skip
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
@@ -79,11 +81,14 @@ class Plan:
     messages are published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses
     connections, and its next attempts to connect hang. `aims`: the share of seeds with an `aim`. They are plain but for
     what this race needs, and most have no other faults. `timeout`: that of a command.
-    `hot`: the share of seeds with order per key in which most messages are of one key, with little memory.
+    `hot`: the share of seeds with order per key in which most messages are of one key, with little memory. `tenanted`:
+    that of seeds with owners in which messages have a tenant, a key several of them.
     """
 
     hot: float = 0.7
     is_hot: bool = False
+    tenanted: float = 0.42
+    has_tenants: bool = False
     read_ahead: int = 100_000
     aims: float = 0.13
     aim: str = ""
@@ -194,7 +199,20 @@ class Plan:
             # a deleted consumer's messages look settled until the audit has found them
             retention=3600.0 if is_audited else choices.among([3600.0, 5.0], "retention"),
         )
-        return varied._hot(choices) if is_hot else varied
+        if is_hot:
+            varied = varied._hot(choices)
+        has_tenants = ordering != "partition" and distribution == "hash" and choices.unit("tenants") < self.tenanted
+        return varied._tenanted(choices) if has_tenants else varied
+
+    def _tenanted(self, choices: Choices) -> Plan:
+        """Messages have a tenant, and memory has room for few: a fifth of all seeds."""
+        options: dict[str, Sequence[Any]] = {
+            "prefetch": (4, 8, 16), "burst": (10, 40), "keys": (2, 4, 12, 40), "partitions": (1, 2),
+            "messages": (80, 200), "read_ahead": (5, 100_000, 100_000),
+        }  # fmt: skip
+        return replace(
+            self, has_tenants=True, **{name: choices.among(each, f"tenants {name}") for name, each in options.items()}
+        )
 
     def _hot(self, choices: Choices) -> Plan:
         """Most messages are of one key, and more than memory has room for: a fifth of all seeds."""

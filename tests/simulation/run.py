@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final
+from zlib import crc32
 
 import anyio
 from tenacity import wait_fixed
@@ -66,6 +67,11 @@ class Member:
 def name_of(message: Message) -> str:
     """What a rate of the group counts by: keys of any partition."""
     return "odd" if message.key in ("k1", "k3", "k5") else "even"
+
+
+def tenant_of(message: Message) -> str:
+    """Of three: messages of a key are of several."""
+    return f"t{crc32(message.data) % 3}"
 
 
 class Run:
@@ -385,6 +391,8 @@ class Run:
             rates.append(Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key"))
         if plan.group_rate[0]:
             rates.append(Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of))
+        if plan.has_tenants:
+            options |= {"tenant": tenant_of, "weights": {"t0": 2}}
         member.broker.handler(
             TOPIC, group=GROUP, ordering=plan.ordering, distribution=plan.distribution,
             retry=RetryPolicy(max_attempts=50, wait=wait_fixed(0.3)), **options,

@@ -268,17 +268,17 @@ class Fetcher:
         own = self._own_lanes()
         if self.is_paused or not own:
             await self._wait_for_change(0.25)
-        elif room <= 0 or (room <= self._settings.prefetch // 4 and in_flight > 0 and not is_ahead):
+        elif room <= 0 or (room <= self._window // 4 and in_flight > 0 and not is_ahead):
             self._full.clear()
             await self._runner.wake()
             with anyio.move_on_after(0.25):
-                await self._runner.wait_for_space(self._settings.prefetch // 2 + self._queue.in_flight - in_flight)
+                await self._runner.wait_for_space(self._window // 2 + self._queue.in_flight - in_flight)
             self._finish_cycle()
         else:
             await self._recover(own)
             lanes = [lane for lane in self._own_lanes() if lane.is_readable and lane.lease.is_held()]
             lanes = [lane for lane in lanes if self._queue.has_room(lane, self._lanes.values())]
-            if lanes and blocked < 10 * self._settings.prefetch:
+            if lanes and self._queue.may_block_more(blocked, int(self._mean_size), int(self._settings.prefetch_bytes)):
                 await self._read(lanes, self._aim(room), is_ahead=is_ahead)
             else:
                 await self._runner.wake()
@@ -286,12 +286,18 @@ class Fetcher:
 
     def _room(self, in_flight: int, blocked: int) -> tuple[int, bool]:
         """How many messages to read, and whether only the ids are kept of those that wait behind their keys."""
-        prefetch, ahead = self._settings.prefetch, self._queue.room_ahead
+        window, ahead = self._window, self._queue.room_ahead
         if self._queue.always_reads_ahead:
-            return max(ahead, prefetch - in_flight), True
-        if ahead and prefetch - in_flight <= prefetch // 4:
+            return max(ahead, window - in_flight), True
+        if ahead and window - in_flight <= window // 4:
             return ahead, True
-        return prefetch - in_flight, blocked >= prefetch
+        return window - in_flight, blocked >= window
+
+    @property
+    def _window(self) -> int:
+        """How many messages memory has room for, by their number and by their bytes."""
+        settings = self._settings
+        return max(1, min(settings.prefetch, int(settings.prefetch_bytes / self._mean_size)))
 
     def _is_recovering(self) -> bool:
         return any(lane.is_recovering for lane in self._own_lanes())
@@ -314,8 +320,7 @@ class Fetcher:
 
     def _aim(self, room: int) -> int:
         """How many messages to read: half the room at most, so that one half is handled while the other is fetched."""
-        prefetch, prefetch_bytes = self._settings.prefetch, self._settings.prefetch_bytes
-        most = min(room, max(1, prefetch // 2), max(1, int(prefetch_bytes / 2 / self._mean_size)))
+        most = min(room, max(1, self._window // 2))
         return self._client.page_limit.of(most)
 
     def _in_turn(self, lanes: list[Lane], aim: int) -> list[Lane]:
@@ -444,6 +449,7 @@ class Fetcher:
 
     def _note_size(self, size: int, count: int) -> None:
         self._mean_size += 0.2 * (size / max(1, count) + 64 - self._mean_size)
+        self._queue.fit(self._window)
 
     def share(self, reader_count: int) -> None:
         """So many fetchers share the prefetch bound."""

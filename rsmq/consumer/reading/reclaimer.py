@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
 
@@ -17,10 +17,20 @@ from rsmq.consumer.waiting.recovery import START
 from rsmq.errors import BrokerError, Malformed
 from rsmq.handler.retry import decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
-from rsmq.model.message import Message
+from rsmq.model.message import LARGEST_PAYLOAD, Message
 from rsmq.model.reason import lost_body
 from rsmq.model.words import count
-from rsmq.redis.scripts import ADOPT_PENDING, CLAIM_PENDING, CLOCK, OK, STALE_EPOCH, UNPARK_MESSAGES, Script, Value
+from rsmq.redis.scripts import (
+    ADOPT_PENDING,
+    CLAIM_IDS,
+    CLAIM_PENDING,
+    CLOCK,
+    OK,
+    STALE_EPOCH,
+    UNPARK_MESSAGES,
+    Script,
+    Value,
+)
 
 log = logging.getLogger("rsmq.reclaim")
 
@@ -52,6 +62,9 @@ class Reclaimer:
         self._settler = settler
         self._stats = context.stats
         self._lanes = context.lanes
+        self._topic = context.topic
+        self._largest = 0  # bytes of a body so far
+        self._is_sparse = False  # what is pending is not in a row
         self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
 
     async def claim_page(self, lane: Lane, reader: str, room: int, *, is_ahead: bool = False) -> None:
@@ -121,20 +134,69 @@ class Reclaimer:
         self, lane: Lane, cursor: bytes, reader: str, room: int, *, is_ahead: bool = False
     ) -> bytes | None:
         """Of a leased lane: one page of all that is pending. Returns the next cursor, None after the last page."""
+        if is_ahead and self._largest and not self._is_sparse:
+            return await self._claim_ids(lane, cursor, reader, room)
+        bounds = self._bounds(room, most=LISTED if is_ahead else 0)
         args = (
-            self._member,
-            lane.epoch,
-            lane.group,
-            cursor,
-            *self._bounds(room, most=LISTED if is_ahead else 0),
-            reader,
-            *self._lost_body(lane),
-        )
+            self._member, lane.epoch, lane.group, cursor, *bounds, reader, *self._lost_body(lane), self._trims
+        )  # fmt: skip
         reply = await self._take(lane, CLAIM_PENDING, args, is_ahead=is_ahead)
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return cursor
         return next_cursor(reply)
+
+    async def _claim_ids(self, lane: Lane, cursor: bytes, reader: str, room: int) -> bytes | None:
+        """The same for a large backlog, faster: bodies are read by plain commands, and most of them are not kept.
+
+        As many as a budget has room for if all are as large as the largest so far.
+        """
+        number, budget = self._bounds(room, most=LISTED)
+        number = max(1, min(number, budget // self._largest))
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
+        args = (self._member, lane.epoch, lane.group, cursor, number, self._trims, reader, *self._lost_body(lane))
+        known = lane.in_flight | lane.flows.known(lane.recovery.number)  # as of now
+        with lane.recovery.claiming():
+            reply = await CLAIM_IDS(self._client, keys, args)
+            if reply[0] == STALE_EPOCH:
+                lane.lease.lose()
+                return cursor
+            _, following, lost, trimmed, flat = reply
+            self._settler.report_lost(lane, lost)
+            self._settler.report_trimmed(lane, trimmed)
+            parts = iter(flat)
+            rows = [row for row in zip(parts, parts, parts, parts, strict=True) if row[0] not in known]
+            with self._client.page_limit.asking():
+                bodies = await self._bodies(lane, [row[0] for row in rows])
+        entries = [(row[0], row[1], row[2], bodies[row[0]], row[3]) for row in rows if row[0] in bodies]
+        await self._enqueue(lane, entries, is_ahead=True)
+        for entry_id in [row[0] for row in rows if row[0] not in bodies]:  # deleted meanwhile: a dead letter
+            again = (self._member, lane.epoch, lane.group, entry_id, 1, 1, reader, *self._lost_body(lane), self._trims)
+            await self._take(lane, CLAIM_PENDING, again, is_ahead=True)
+        return None if following == START else bytes(following)
+
+    async def _bodies(self, lane: Lane, ids: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+        """The fields of entries, in order; those that are deleted are left out. Nearly always they are in a row."""
+        if not ids:
+            return {}
+        found = dict(await self._client.execute_command("XRANGE", lane.stream, ids[0], ids[-1], "COUNT", len(ids)))
+        missing = [entry_id for entry_id in ids if entry_id not in found]
+        self._is_sparse = 4 * len(missing) > len(ids)
+        replies = await self._client.pipelined([("XRANGE", lane.stream, each, each) for each in missing])
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+            found.update(dict(reply))
+        self._note_sizes(found.values())
+        return found
+
+    def _note_sizes(self, bodies: Iterable[Sequence[bytes]]) -> None:
+        self._largest = max([self._largest, *[64 + sum(map(len, fields)) for fields in bodies]])
+
+    @property
+    def _trims(self) -> int:
+        """Whether the topic itself removes entries when it is full."""
+        return int(self._topic.max_length > 0 and self._topic.on_full == "trim")
 
     async def _adopt(self, lane: Lane, cursor: bytes, room: int, *, source: str) -> bytes | None:
         """Shared distribution: one page of what a member has, this one or a dead one."""
@@ -177,7 +239,9 @@ class Reclaimer:
             if reply[0] == OK:
                 self._settler.report_lost(lane, reply[2])
         if reply[0] == OK:
-            entries = [entry for entry in reply[3:] if entry[0] not in in_flight and entry[0] not in far]
+            self._settler.report_trimmed(lane, [row[0] for row in reply[3:] if len(row) == 2])
+            entries = [row for row in reply[3:] if len(row) > 2 and row[0] not in in_flight and row[0] not in far]
+            self._note_sizes(row[3] for row in entries)
             await self._enqueue(lane, entries, is_ahead=is_ahead)
         return reply
 
@@ -222,28 +286,51 @@ class Reclaimer:
         """Queue claimed entries, in order. What starts without another call must not be cancelled."""
         unseen = [] if is_retry else [entry_id for entry_id, *_ in entries if lane.recovery.is_unseen(entry_id)]
         marked = await self.cancellations.marked(lane, unseen)
+        batch = list[Message]()
         for entry_id, attempts, wait_ms, fields, is_ours in entries:
             if entry_id in lane.in_flight or (is_retry and is_ours and self._has_timer(lane, entry_id, fields)):
                 continue
             lane.in_flight.add(entry_id)
             if entry_id in marked:
+                self._queue.offer(lane, batch, is_ahead=is_ahead)
+                batch = []
                 await self.cancellations.settle(lane, marked & {entry_id})
                 continue
             is_first = not is_retry and attempts == 1 and bool(is_ours) and lane.recovery.is_unseen(entry_id)
             if is_first:
                 lane.recovery.find_unseen(entry_id)
                 attempts = 0
-            message = await self._parse(lane, entry_id, attempts, fields, is_retry=is_retry)
+            message = None if is_retry else self._plain(lane, entry_id, attempts, fields)
+            if message is None:
+                self._queue.offer(lane, batch, is_ahead=is_ahead)
+                batch = []
+                message = await self._parse(lane, entry_id, attempts, fields, is_retry=is_retry)
             if message is None:
                 continue
             message.is_redelivered = not is_first
             self._stats["redelivered"] += 1
             if wait_ms > 0 and self._queue.is_ordered:
+                self._queue.offer(lane, batch, is_ahead=is_ahead)
+                batch = []
                 if self._queue.wait_for_retry(message, lane, is_ahead=is_ahead):
                     message.attempt -= 1  # `resume_later` counts it when it is due
                     self._runner.resume_later(message, lane, wait_ms / 1000)
             else:
-                self._queue.offer(lane, (message,), is_ahead=is_ahead)
+                batch.append(message)
+        self._queue.offer(lane, batch, is_ahead=is_ahead)
+
+    def _plain(self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes]) -> Message | None:
+        """The message of an entry, if nothing has to be asked about it: nearly always."""
+        try:
+            message = Message(lane, entry_id, fields, attempts + 1)
+        except Malformed:
+            return None
+        if len(message.data) > LARGEST_PAYLOAD or message.addressee is not None:
+            return None
+        if decide_redelivery(attempts, self._policy) is not None:
+            return None
+        message.is_suspect = is_suspect(attempts, self._policy)
+        return message
 
     def _has_timer(self, lane: Lane, entry_id: bytes, fields: list[bytes]) -> bool:
         """Whether a parked message that was pending has a timer here, because it blocks its key.

@@ -160,26 +160,24 @@ class Flows:
             flow = self.waiting[key] = KeyFlow()
         if flow.ids is None:
             flow.ids = Ids()
-        flow.ids.append(message.entry_id)
-        self._note_far(message)
-        self._look_at(key, flow)
+        self._note_far(message, flow.ids.append(message.entry_id))
+        if len(flow) <= FEW:
+            self._look_at(key, flow)
 
     def keep_in(self, name: FlowName, message: Message, key: bytes | None, low: int) -> None:
         """Keep only the id of a message, at the end of a named flow. It is thin with up to `low` in memory."""
-        self.named.append(name, message, key)
-        self._note_far(message)
+        self._note_far(message, self.named.append(name, message, key))
         if self.named.near.get(name, 0) <= low:
             self.thin[name] = None
 
-    def _note_far(self, message: Message) -> None:
-        entry_id = message.entry_id
-        at = parse_stream_id(entry_id)
+    def _note_far(self, message: Message, at: tuple[int, int]) -> None:
         self.far += 1
-        self.newest = max(self.newest, at)
-        if message.is_redelivered:
-            self.kept_until = max(self.kept_until, at)
-        else:
-            self.aside[entry_id] = None
+        if at > self.newest:
+            self.newest = at
+        if not message.is_redelivered:
+            self.aside[message.entry_id] = None
+        elif at > self.kept_until:
+            self.kept_until = at
 
     def _look_at(self, key: bytes, flow: KeyFlow) -> None:
         """Read more of a flow before it runs dry, unless its key cannot start soon."""

@@ -28,9 +28,12 @@ class Ids:
         halves = iter(self._halves) if not self._first else islice(self._halves, self._first, None)
         return (b"%d-%d" % pair for pair in zip(halves, halves, strict=True))
 
-    def append(self, entry_id: bytes) -> None:
-        """One more, at the end."""
-        self._halves.extend(parse_stream_id(entry_id))
+    def append(self, entry_id: bytes) -> tuple[int, int]:
+        """One more, at the end. Returns its halves."""
+        halves = ms, seq = parse_stream_id(entry_id)
+        self._halves.append(ms)
+        self._halves.append(seq)
+        return halves
 
     def first(self, count: int) -> list[bytes]:
         """Up to so many from the front."""

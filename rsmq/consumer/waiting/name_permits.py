@@ -134,8 +134,8 @@ class NamePermits:
 class CountedQueue(Queue):
     """A queue that says which messages have left their handlers: only handlers with a limit by name pay for that."""
 
-    def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
-        super().__init__(is_ordered=is_ordered, is_serial=is_serial)
+    def __init__(self, *, is_ordered: bool, is_serial: bool = False, prefetch: int = 2000) -> None:
+        super().__init__(is_ordered=is_ordered, is_serial=is_serial, prefetch=prefetch)
         self._on_left: list[Callable[[Message], None]] = []
 
     def count(self, on_left: Callable[[Message], None]) -> None:

@@ -75,16 +75,17 @@ class NamedFlows:
         del self._last_of[hash(key)]
         return None
 
-    def append(self, name: FlowName, message: Message, key: bytes | None) -> None:
-        """A message waits at the end of a flow. `key`: the one whose order it has to keep."""
+    def append(self, name: FlowName, message: Message, key: bytes | None) -> tuple[int, int]:
+        """A message waits at the end of a flow. `key`: the one whose order it has to keep. Returns its id's halves."""
         flow = self._flows.get(name)
         if flow is None:
             self._numbers += 1
             flow = self._flows[name] = self._by_number[self._numbers] = NamedFlow(name, self._numbers)
-        flow.ids.append(message.entry_id)
+        halves = flow.ids.append(message.entry_id)
         if key is not None:
             self._last_of[hash(key)] = flow.number << POSITION_BITS | flow.gone + len(flow.ids) - 1
         self.count += 1
+        return halves
 
     def first(self, name: FlowName, most: int) -> list[bytes]:
         """Up to so many ids from the front of a flow."""

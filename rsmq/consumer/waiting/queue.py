@@ -33,7 +33,8 @@ class Queue:
     bound of its own, so one stuck key does not stop the others.
     """
 
-    def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
+    def __init__(self, *, is_ordered: bool, is_serial: bool = False, prefetch: int = 2000) -> None:
+        self._prefetch = prefetch
         self.is_ordered = is_ordered
         self._is_serial = is_serial
         self.ready: deque[Any] = deque()  # messages, and RawEntries if the runner takes them
@@ -48,6 +49,7 @@ class Queue:
         self._slots = 0
         self._read_ahead = 0
         self._memory = 0
+        self._most_slots = 0
         self._on_thin: Callable[[], None] = lambda: None
         self._names: FlowNames | None = None
         self._turns: Turns | TurnsOfBands | None = None
@@ -185,8 +187,20 @@ class Queue:
         something to put aside, or to read again."""
         self._read_ahead = most
         self._memory = memory
+        self._most_slots = slots
         self._slots = min(slots, memory // 4)
         self._on_thin = on_thin
+
+    def fit(self, memory: int) -> None:
+        """Memory has room for so many messages of the sizes that come now."""
+        if self._read_ahead and memory != self._memory:
+            self._memory = memory
+            self._slots = min(self._most_slots, memory // 4)
+
+    def may_block_more(self, blocked: int, size: int, most: int) -> bool:
+        """Whether more may be read although so many messages wait for a retry or a rate: of this mean size, and most
+        bytes."""
+        return blocked < 10 * self._prefetch or (blocked * size < most and blocked < self._read_ahead)
 
     @property
     def is_thirsty(self) -> bool:

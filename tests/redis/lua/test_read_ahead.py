@@ -9,7 +9,7 @@ import pytest
 from rsmq.model.keys import Keys
 from rsmq.model.reason import lost_body
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import PARK_MESSAGE, PUT_ASIDE, READ_AGAIN
+from rsmq.redis.scripts import CLAIM_IDS, PARK_MESSAGE, PUT_ASIDE, READ_AGAIN
 from tests.redis.lua.test_settle import EPOCH, GROUP, ME, OTHER, STALE, Partition
 
 BIG = 1 << 30
@@ -161,6 +161,51 @@ async def test_reading_again_a_parked_message_keeps_its_record(partition: Partit
     reply = await read_again(partition, 1, (first, 0), (second, 0))
     assert reply == [b"OK", [first, 1, [b"data", b"x"]], [second, b"LOST"]]
     assert list(await partition.parked()) == [first + b"|1"]
+
+
+async def claim_ids(
+    partition: Partition, cursor: bytes = b"0-0", count: int = 100, *, epoch: str = EPOCH, trims: int = 0
+) -> Any:
+    """One call of the script."""
+    keys = (partition.stream, partition.lease, partition.retry, partition.dlq)
+    args = (ME, epoch, GROUP, cursor, count, trims, "12 127.0.0.1:5000", 1000, *lost_body(GROUP, ME))
+    return await CLAIM_IDS(partition.client, keys, args)
+
+
+async def test_claim_of_ids_takes_over_pages_without_bodies(partition: Partition) -> None:
+    """Nothing is charged, the reader is stored, and a repetition has the same answer but for the former owner."""
+    ids = [*await partition.deliver(2, OTHER), *await partition.deliver(1)]
+    await partition.park(ids[2], 1, 60_000, keep=True)
+    before = await partition.state()
+    assert await claim_ids(partition, epoch="6") == STALE
+    assert await partition.state() == before
+    word, cursor, lost, trimmed, found = await claim_ids(partition, count=2)
+    assert (word, cursor, lost, trimmed) == (b"OK", ids[2], [], [])
+    assert found == [ids[0], 1, 0, 0, ids[1], 1, 0, 0]
+    *_, found = await claim_ids(partition, count=2)
+    assert found == [ids[0], 1, 0, 1, ids[1], 1, 0, 1]
+    _, cursor, *_, found = await claim_ids(partition, cursor)
+    assert (cursor, found[:2], found[3]) == (b"0-0", [ids[2], 1], 1)
+    assert 0 < found[2] <= 60_000
+    assert await partition.pending() == dict.fromkeys(ids, (ME, 1))
+    assert await partition.call("HGET", partition.lease, "reader") == b"12 127.0.0.1:5000"
+
+
+@pytest.mark.parametrize("by", ["claim_ids", "claim_pending"])
+async def test_take_over_tells_what_was_deleted_from_what_the_topic_has_trimmed(partition: Partition, by: str) -> None:
+    """One becomes a dead letter in the same step, the other is counted. Without trimming both are dead letters."""
+    ids = await partition.deliver(5)
+    await partition.call("XDEL", partition.stream, ids[3])
+    await partition.call("XTRIM", partition.stream, "MAXLEN", "=", 2)
+    if by == "claim_ids":
+        _, _, lost, trimmed, found = await claim_ids(partition, trims=1)
+        kept = found[::4]
+    else:
+        _, _, lost, *rows = await partition.claim(trims=1)
+        trimmed = [row[0] for row in rows if row[1:] == [b"TRIMMED"]]
+        kept = [row[0] for row in rows if len(row) > 2]
+    assert (lost, trimmed, kept) == ([ids[3]], ids[:2], [ids[2], ids[4]])
+    assert (await partition.lost(), list(await partition.pending())) == ([ids[3]], kept)
 
 
 @pytest.mark.parametrize("call", [put_aside, read_again])

@@ -144,13 +144,13 @@ class Partition:
 
     async def claim(
         self, cursor: bytes = b"0-0", count: int = 100, *, idle_ms: int = 0, source: str = "", budget: int = BIG,
-        epoch: str = EPOCH, leases: Sequence[str | int] = (),
+        epoch: str = EPOCH, leases: Sequence[str | int] = (), trims: int = 0,
     ) -> Any:  # fmt: skip
         """A page of all in a leased partition; with a source of what that one has; without a lease of what is idle."""
         keys = [self.stream, self.lease, self.retry, self.dlq]
         if epoch and not source:
             arguments = [ME, epoch, GROUP, cursor, count, budget, "12 127.0.0.1:5000"]
-            return await CLAIM_PENDING(self.client, keys, [*arguments, *LOST])
+            return await CLAIM_PENDING(self.client, keys, [*arguments, *LOST, trims])
         seconds, micros = await self.call("TIME")
         now = int(seconds) * 1000 + int(micros) // 1000
         arguments = [ME, GROUP, cursor, count, budget, source, idle_ms, now]
