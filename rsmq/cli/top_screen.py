@@ -139,8 +139,8 @@ def heard(row: MemberState) -> Text:
 
 
 def running(row: MemberState) -> Text:
-    """What it runs of what it may run, and what waits for a rate."""
-    waits = printable(text.waiting_for_rate(row))
+    """What it runs of what it may run, and whose messages wait."""
+    waits = printable(text.waiting_of(row))
     return Text(f"{row.work.running}/{row.concurrency}" + (f", {waits}" if waits else ""))
 
 

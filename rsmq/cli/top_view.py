@@ -223,7 +223,7 @@ def member(each: MemberState) -> Text:
     if each.heard_ago is None:
         return Text(f"{printable(each.id)}  dead", style="red")
     lag = f"  loop lag {duration(each.loop_lag)}" if each.loop_lag is not None else ""
-    rate = f"  {waits}" if (waits := printable(text.waiting_for_rate(each))) else ""
+    rate = f"  {waits}" if (waits := printable(text.waiting_of(each))) else ""
     parts = " ".join(map(str, each.partitions)) or "none"
     running = f"{each.work.running} of {each.concurrency} running, {each.pending} pending"
     return Text(f"{printable(each.id)}  {running}{rate}{lag}  partitions {parts}")

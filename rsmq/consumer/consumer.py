@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -50,10 +51,15 @@ from rsmq.redis.topics import Topic, Topics
 log = logging.getLogger("rsmq.consumer")
 
 MOST_NAMES: Final = 3
-"""Keys or names whose messages wait for a rate, of which a member tells how many."""
+"""Keys, names or tenants of which a member tells how many messages wait."""
 LONGEST_NAME: Final = 60
 GROUP_SECONDS: Final = 5.0
 """Between two checks whether the group is paused, if no change is announced."""
+
+
+def largest(counts: Counter[str]) -> dict[str, int]:
+    """The names with most messages."""
+    return {name[:LONGEST_NAME]: number for name, number in counts.most_common(MOST_NAMES)}
 
 
 class Consumer:
@@ -242,12 +248,18 @@ class Consumer:
 
     def _vitals(self) -> dict[str, object]:
         """What its messages do, and whose wait for a rate. Called from another thread."""
-        work, rate = self.work, self.queue.message_rate
-        if not work.waiting_for_rate or rate is None:
-            return {**work.known}
-        lanes = list(self.lanes.values())
-        most = (rate.waiting(lanes) + self.queue.far_by_rate(lanes)).most_common(MOST_NAMES)
-        return {**work.known, "waiting_for_rate_by": {name[:LONGEST_NAME]: number for name, number in most}}
+        work, rate, lanes = self.work, self.queue.message_rate, list(self.lanes.values())
+        vitals: dict[str, object] = {**work.known}
+        if work.waiting_for_rate and rate is not None:
+            vitals["waiting_for_rate_by"] = largest(rate.waiting(lanes) + self.queue.far_by_rate(lanes))
+        if tenants := self.queue.tenants(lanes):
+            vitals["waiting_by_tenant"] = largest(tenants)
+        return vitals
+
+    @property
+    def tenants(self) -> list[int]:
+        """How many messages of each tenant have not started, the largest first. May be called from any thread."""
+        return sorted(self.queue.tenants(list(self.lanes.values())).values(), reverse=True)
 
     def _drop(self, lane: Lane) -> None:
         self.lifecycle.drop(lane)

@@ -15,7 +15,7 @@ from rsmq.dashboard.roles import Role
 from rsmq.dashboard.schedule import COLUMNS, row_of
 from rsmq.inspector.schedules import look_up
 from rsmq.inspector.state import BandState, GroupPartition, MemberState, PartitionState
-from rsmq.inspector.text import age, rate, state, timestamp, trend, waiting, waiting_for_rate
+from rsmq.inspector.text import age, rate, state, timestamp, trend, waiting, waiting_of
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import duration, number
@@ -370,8 +370,8 @@ def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence
 
 
 def joined_limits(running: str, member: MemberState) -> str:
-    """What a member runs, and what waits for a rate."""
-    return f"{running}, {waits}" if (waits := waiting_for_rate(member)) else running
+    """What a member runs, and whose messages wait."""
+    return f"{running}, {waits}" if (waits := waiting_of(member)) else running
 
 
 def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage]) -> Html:

@@ -131,7 +131,8 @@ class MemberState:
     `gc_every`: new objects between two runs of its garbage collector, 0 if that is off, None if it does not say.
     `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `pending`: what the server has delivered to it and it has
     not settled. `work`: what it did with these messages at its last heartbeat. `waiting_for_rate_by`: the keys or names
-    with most messages that wait for a rate, where the rate tells messages apart.
+    with most messages that wait for a rate, where the rate tells messages apart. `waiting_by_tenant`: the tenants with
+    most messages that have not started and do not wait behind a key.
     """
 
     topic: str
@@ -148,6 +149,7 @@ class MemberState:
     lease_ttl: timedelta | None = None
     work: Work = NO_WORK
     waiting_for_rate_by: tuple[tuple[str, int], ...] = ()
+    waiting_by_tenant: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,4 +303,5 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         lease_ttl=timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None,
         work=Work.read(vital),
         waiting_for_rate_by=counts(most),
+        waiting_by_tenant=counts(vital.get("waiting_by_tenant")),
     )

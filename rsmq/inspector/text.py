@@ -28,13 +28,19 @@ def age(value: timedelta | None) -> str:
     return NONE if value is None else duration(value)
 
 
-def waiting_for_rate(member: MemberState) -> str:
-    """How many messages of a member wait for a rate, and whose they are; empty for none."""
-    waiting = member.work.waiting_for_rate
-    if not waiting:
-        return ""
-    most = ", ".join(f"{name} {number(count)}" for name, count in member.waiting_for_rate_by)
-    return f"{number(waiting)} {'waits' if waiting == 1 else 'wait'} for a rate" + (f" ({most})" if most else "")
+def waiting_of(member: MemberState) -> str:
+    """How many messages of a member wait for a rate, and whose they are; and which tenants have most that have not
+    started. Empty for none."""
+    waiting, found = member.work.waiting_for_rate, []
+    if waiting:
+        most = ", ".join(f"{name} {number(count)}" for name, count in member.waiting_for_rate_by)
+        found.append(
+            f"{number(waiting)} {'waits' if waiting == 1 else 'wait'} for a rate" + (f" ({most})" if most else "")
+        )
+    if member.waiting_by_tenant:
+        most = ", ".join(f"{name or 'none'} {number(count)}" for name, count in member.waiting_by_tenant)
+        found.append(f"tenants {most}")
+    return "; ".join(found)
 
 
 def waiting(work: Work) -> str:

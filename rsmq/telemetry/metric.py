@@ -86,6 +86,9 @@ REDELIVERED = Metric(
 )
 HANDED_BACK = Metric("rsmq_messages_handed_back_total", "counter", GROUP, "Messages returned unhandled by a stop.")
 LOST_BODIES = Metric("rsmq_messages_lost_body_total", "counter", GROUP, "Pending messages whose entry was deleted.")
+TRIMMED = Metric(
+    "rsmq_messages_trimmed_total", "counter", GROUP, "Messages that a full topic removed before their turn came."
+)
 RESTORED = Metric(
     "rsmq_messages_restored_total",
     "counter",
@@ -106,6 +109,11 @@ READY = Metric("rsmq_messages_ready", "gauge", GROUP, "Messages in memory that m
 WAITING = Metric(
     "rsmq_messages_waiting", "gauge", (*GROUP, "for"), "Messages in memory that wait: for a key, a rate, a retry."
 )
+TENANTS = Metric("rsmq_tenants", "gauge", GROUP, "Tenants with messages in this process that have not started.")
+TENANT_WAITING = Metric(
+    "rsmq_tenant_messages", "gauge", (*GROUP, "rank"),
+    "Messages that have not started, of the tenants that have most of them: 1 to 3.",
+)  # fmt: skip
 BUSY = Metric("rsmq_handlers_busy", "gauge", GROUP, "Handler calls running now.")
 LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Highest number of concurrent handler calls.")
 LONGEST = Metric("rsmq_handler_longest_seconds", "gauge", GROUP, "How long the oldest running handler call has run.")
@@ -133,8 +141,9 @@ OUTBOX_REFUSED = Metric(
 RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows that this process moved into topics.")
 
 WORKER = (
-    INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED,
-    DELETED, REFUSED, NOT_PENDING, OPENED, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING, BUSY, LIMIT,
+    INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES, TRIMMED,
+    RESTORED, DELETED, REFUSED, NOT_PENDING, OPENED, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING, TENANTS,
+    TENANT_WAITING, BUSY, LIMIT,
     LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
     OUTBOX_AGE, OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip

@@ -20,11 +20,13 @@ from rsmq.telemetry.metric import BOUNDS, Histogram, Metric, Sample
 COUNTED: Final[dict[str, Metric]] = {
     "settled": metric.SETTLED, "retried": metric.RETRIED, "cancelled": metric.CANCELLED, "buried": metric.BURIED,
     "expired": metric.EXPIRED, "redelivered": metric.REDELIVERED,
-    "handed_back": metric.HANDED_BACK, "lost_body": metric.LOST_BODIES, "restored": metric.RESTORED,
+    "handed_back": metric.HANDED_BACK, "lost_body": metric.LOST_BODIES, "trimmed": metric.TRIMMED,
+    "restored": metric.RESTORED,
     "deleted": metric.DELETED, "refused": metric.REFUSED, "not_pending": metric.NOT_PENDING, "reads": metric.READS,
     "opened": metric.OPENED,
 }  # fmt: skip
 SHORT: Final = BOUNDS[0]
+MOST_TENANTS: Final = 3
 MOVES: Final = ("taken", "released", "lost")
 
 
@@ -68,6 +70,11 @@ def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iter
     yield Sample(metric.RUNNING, labels, work.running)
     yield Sample(metric.READY, labels, work.ready)
     yield from (Sample(metric.WAITING, (*labels, reason), count) for reason, count in work.reasons.items())
+    if consumer.handler.tenants is not None:  # by rank: the name of a tenant would be a label without a bound
+        tenants = consumer.tenants
+        yield Sample(metric.TENANTS, labels, len(tenants))
+        ranks = enumerate(tenants[:MOST_TENANTS], 1)
+        yield from (Sample(metric.TENANT_WAITING, (*labels, str(rank)), count) for rank, count in ranks)
     yield Sample(metric.BUSY, labels, len(started))
     yield Sample(metric.LIMIT, labels, consumer.max_calls)
     yield Sample(metric.LONGEST, labels, now - min(started, default=now))
