@@ -295,7 +295,7 @@ class OptionCheck:
             )
         if self._ordering() == "partition":
             raise self._wrong(
-                "ordering='partition' handles all messages in the order of the partition, whoever they belong to: "
+                "ordering='partition' handles all messages in the order of the partition, not in turns: "
                 "leave tenant out, or use ordering='key'"
             )
         try:

@@ -292,7 +292,7 @@ class NamedHistory(History):
 def test_named_flows_keep_order_and_lose_nothing_in_any_history(
     steps: list[tuple[str, int, bool]], by_tenant: bool
 ) -> None:
-    """Whatever names the messages of a key have: each starts after the one before it, and each starts."""
+    """The messages of a key may have any names: each starts after the one before it, and each starts."""
     history = NamedHistory(by_tenant=by_tenant)
     play(history, steps)
     named = history.lane.flows.named

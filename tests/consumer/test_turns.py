@@ -47,7 +47,7 @@ def jain(shares: list[float]) -> float:
 
 @pytest.mark.parametrize("quiet", [1, 100])
 def test_quiet_tenant_is_served_within_one_turn_of_each(quiet: int) -> None:
-    """Whatever the others have waiting."""
+    """However much the others have waiting."""
     bench = Bench()
     bench.add("noisy", count=10_000)
     bench.serve(50)

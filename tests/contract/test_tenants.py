@@ -73,7 +73,7 @@ async def test_quiet_tenant_is_served_before_the_backlog_of_another(
 
 
 async def test_order_per_key_wins_where_messages_of_a_key_name_several_tenants(one: Broker, witness: Witness) -> None:
-    """A later message of a key never starts before an earlier one, whoever it belongs to."""
+    """A later message of a key never starts before an earlier one, and either tenant may be served."""
     shared = Shared(one, witness, tenant=tenant)
     async with one.running():
         await shared.publish("noisy", 10 * PREFETCH, lambda order: f"k{order['n'] % 50}")

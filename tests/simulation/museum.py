@@ -628,8 +628,8 @@ EXHIBITS: Final = (
         "a message that leaves a named flow does not wait for its key",
         "two messages of a key run at once when both have waited for the turns of their tenants",
         "consumer/waiting/queue.py",
-        "            behind = None if key is None else flows.waiting.get(key)\n            if key is not None and behind",
-        "            behind = None\n            if key is not None and behind",
+        "            behind = None if key is None else flows.waiting.get(key)\n            if key is not None",
+        "            behind = None\n            if key is not None",
         needs=lambda plan: plan.has_tenants and plan.ordering == "key",
     ),
     bug(
