@@ -34,8 +34,8 @@ class NamedFlows:
 
     Order per key: of each key that waits here the flow and the position of its last message are known, by the hash of
     the key, at about 120 bytes. A later message of that key goes behind it, into the same flow, even if its own name
-    differs. Nothing is counted down, because ids also leave unread: the key is free when the flow is past that position. Two
-    keys with one hash only wait for each other.
+    differs. Nothing is counted down, because ids also leave unread: the key is free when the flow is past that
+    position. Two keys with one hash only wait for each other.
 
     `near` are messages in memory of each flow that have not started: below a bound the next ones are read again.
     """
