@@ -431,7 +431,7 @@ class Fates:
         self._end_leases()
         run.was_reset = True
         run.moves.forget()
-        for partition in range(run.plan.partitions):
+        for partition in run.numbers:
             at = (TOPIC, partition, GROUP)
             parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled)
             names = (keys.stream(TOPIC, partition), *[part(*at) for part in parts])
@@ -442,7 +442,7 @@ class Fates:
     def _unconsume(self, _: str, victim: Member) -> None:
         """Its consumers are deleted, with the list of what it has in flight."""
         keys = self._run.members[0].broker.keys
-        for partition in range(self._run.plan.partitions):
+        for partition in self._run.numbers:
             stream = keys.stream(TOPIC, partition)
             self._run.network.inflict("XGROUP", "DELCONSUMER", stream, GROUP, victim.process.name)
         self._run.last_until(self._run.world.now + AUDITED_AFTER)

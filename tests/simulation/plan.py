@@ -48,6 +48,7 @@ STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
 """Ordering, distribution, and the size of a batch (0: one message a call)."""
 BACKLOG: Final = {"ordering": ("partition", "key"), "partitions": (1, 2), "keys": (1, 2), "busy": (0.4,)}
 """An order that a read which comes late can break, because messages wait to be read."""
+BANDS: Final = ("urgent", "normal", "bulk")
 AIMS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
     "late call": {"busy": (0.4, 1.0), "failing": (0.3,), "timeout": (1.0,), "ordering": ("key", "none")},
     "late claim": {"busy": (0.1, 0.4), "prefetch": (10, 2000), "burst": (10, 40)},
@@ -81,10 +82,14 @@ class Plan:
     messages are published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses
     connections, and its next attempts to connect hang. `aims`: the share of seeds with an `aim`. They are plain but for
     what this race needs, and most have no other faults. `timeout`: that of a command.
+    `banded`: the share of seeds in which the topic has `bands`; they are declared, or added after so many seconds.
     `hot`: the share of seeds with order per key in which most messages are of one key, with little memory. `tenanted`:
     that of seeds with owners in which messages have a tenant, a key several of them.
     """
 
+    banded: float = 0.2
+    bands: tuple[str, ...] = ()
+    bands_after: float = 0.0
     hot: float = 0.7
     is_hot: bool = False
     tenanted: float = 0.42
@@ -202,7 +207,8 @@ class Plan:
         if is_hot:
             varied = varied._hot(choices)
         has_tenants = ordering != "partition" and distribution == "hash" and choices.unit("tenants") < self.tenanted
-        return varied._tenanted(choices) if has_tenants else varied
+        varied = varied._tenanted(choices) if has_tenants else varied
+        return varied if is_inbox or is_audited else varied._banded(choices)
 
     def _tenanted(self, choices: Choices) -> Plan:
         """Messages have a tenant, and memory has room for few: a fifth of all seeds."""
@@ -213,6 +219,13 @@ class Plan:
         return replace(
             self, has_tenants=True, **{name: choices.among(each, f"tenants {name}") for name, each in options.items()}
         )
+
+    def _banded(self, choices: Choices) -> Plan:
+        """The topic has bands: from the start, or they are added while all goes on."""
+        if choices.unit("bands") >= self.banded:
+            return self
+        after = choices.among([0.0, 0.0, self.seconds / 4, self.seconds / 2], "when bands are added")
+        return replace(self, bands=BANDS, bands_after=after)
 
     def _hot(self, choices: Choices) -> Plan:
         """Most messages are of one key, and more than memory has room for: a fifth of all seeds."""

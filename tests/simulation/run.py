@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -19,6 +19,7 @@ from tenacity import wait_fixed
 from rsmq import Broker, Message, MessageRef, Rate, Reject, Retry, RetryPolicy, Settings
 from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.heartbeat.lease import Lease
+from rsmq.model.layout import read_layout
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
 from tests.simulation.cancels import Cancels
@@ -107,6 +108,9 @@ class Run:
             self.start_device(f"k{key}")
         publisher = Process(self.world, self.network, "p")
         publisher.start(self._publish())
+        if self.plan.bands_after:
+            operator = Process(self.world, self.network, "o")
+            operator.start(self._add_bands())
         self.fates.plan()
         self.world.run(self.plan.seconds + self.plan.work + self.plan.patience, self._is_over)
         for process in (*(member.process for member in self.members), publisher):
@@ -172,6 +176,13 @@ class Run:
         self.unsure_until = self.world.now + self.plan.lease
 
     @property
+    def numbers(self) -> Sequence[int]:
+        """The partitions of the topic now."""
+        key = self.members[0].broker.keys.topic(TOPIC)
+        layout = self.network.ask("HGET", key, "layout") if self.plan.bands else None
+        return read_layout(TOPIC, b"%d" % self.plan.partitions, layout).numbers
+
+    @property
     def begun(self) -> set[Name]:
         """Messages whose handler was called."""
         return {(event.key, event.n) for event in self._events}
@@ -214,7 +225,7 @@ class Run:
 
     def _outputs(self, topic: str) -> Iterator[tuple[Name, int]]:
         """The outputs in a topic, in order, and their partitions."""
-        for partition in range(self.plan.partitions):
+        for partition in self.numbers:
             stream = self.members[0].broker.keys.stream(topic, partition)
             for _, fields in self.network.ask("XRANGE", stream, "-", "+"):
                 order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
@@ -298,9 +309,36 @@ class Run:
         self.world.note(f"m{member.number} has ended")
         if member.is_disturbed:
             return
-        for partition in range(self.plan.partitions):
+        for partition in self.numbers:
             if self.network.ask("HGET", self.lease_key(partition), "owner") == member.process.name.encode():
                 self.violate(f"m{member.number} has ended and left its lease")
+
+    async def _add_bands(self) -> None:
+        """An operator adds the bands while all goes on; it tries again as long as the server is away."""
+        await anyio.sleep(self.plan.bands_after)
+        async with Broker(self.settings()) as broker:
+            while True:
+                try:
+                    await broker.topics.ensure(TOPIC)
+                    await broker.topics.set_bands(TOPIC, self.plan.bands)
+                    return
+                except RsmqError as error:
+                    self.world.note(f"   bands cannot be added: {error!r}")
+                    await anyio.sleep(0.5)
+
+    def _check_bands(self, member: Member, message: Message, name: Name) -> None:
+        """Strict: no message starts while one of a higher band is ready in the same member."""
+        origin: Any = message.origin
+        consumers = member.broker.worker.consumers if member.broker.worker is not None else ()
+        for consumer in consumers:
+            bands = consumer.queue.bands
+            if bands is None or consumer.lanes.get(origin.partition) is not origin:
+                continue
+            for band, ready in bands.lengths():
+                if band == origin.band:
+                    break
+                if ready:
+                    self.violate(f"m{member.number} starts {name} of {origin.band} while {ready} of {band} are ready")
 
     def _register(self, member: Member) -> None:
         plan, choices, counts = self.plan, self.world.choices, Counter[Name]()
@@ -314,6 +352,8 @@ class Run:
             if member.process.thawed_at < self.world.now:  # as it wakes up, it cannot know yet that it was replaced
                 self._check_start(member, (origin.stream, message.stream_id), name)
                 self.cancels.starts(name, member.number)
+            if plan.bands and not plan.batch and not message.is_redelivered:
+                self._check_bands(member, message, name)
             self.moves.starts(name, member.number)
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
@@ -386,6 +426,10 @@ class Run:
             member.broker.deliver(TOPIC, to=recipient, group=GROUP, batch=plan.batch, retry=policy)
             return
         options: dict[str, Any] = {"batch": plan.batch} if plan.batch else {"concurrency": plan.concurrency}
+        if plan.bands:
+            options["aging"] = None
+            if not plan.bands_after:
+                member.broker.topic(TOPIC, dict, bands=plan.bands)
         options["rate"] = rates = list[Rate]()
         if plan.rate[0]:
             rates.append(Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key"))
@@ -402,22 +446,38 @@ class Run:
 
     async def _publish(self) -> None:
         choices, plan, numbers = self.world.choices, self.plan, defaultdict[str, int](int)
-        async with Broker(self.settings()) as broker, anyio.create_task_group() as tasks:
+        publisher = Broker(self.settings())
+        if plan.bands and not plan.bands_after:
+            publisher.topic(TOPIC, dict, bands=plan.bands)
+        async with publisher as broker, anyio.create_task_group() as tasks:
             for n in range(plan.uniques):
                 for publisher in "ab":
                     tasks.start_soon(self.uniques.publish, broker, f"u{n}", publisher)
             for n in range(plan.messages):
                 key = f"k{int(choices.unit(f'key {n}') ** (4 if plan.is_hot else 1) * plan.keys)}"
-                name = (key, numbers[key])
+                band = await self._band(broker, f"band of {key}") if plan.bands else None
+                name = (f"{key}{band[0] if band else ''}", numbers[key])
                 numbers[key] += 1
-                tasks.start_soon(self._publish_one, broker, name)
+                tasks.start_soon(self._publish_one, broker, name, band)
                 if n % plan.burst == 0:
                     span = 2 * plan.seconds * plan.burst / plan.messages
                     await anyio.sleep(choices.between(0, span, f"pause {n}"))
         self._is_published = True
 
-    async def _publish_one(self, broker: Broker, name: Name) -> None:
+    async def _band(self, broker: Broker, label: str) -> str | None:
+        """A band for all messages of a key, if it is open by now: they have another key than those before."""
+        try:
+            topic = await broker.topics.find(TOPIC)
+        except RsmqError:
+            return None
+        band = self.world.choices.among(self.plan.bands, label)
+        block = None if topic is None else topic.layout.block_of(band)
+        return band if block is not None and block.state == "open" else None
+
+    async def _publish_one(self, broker: Broker, name: Name, band: str | None = None) -> None:
         choices, options = self.world.choices, dict[str, Any]()
+        if band is not None:
+            options["band"] = band
         if choices.unit(f"delayed {name}") < self.plan.delayed:
             options["delay"] = timedelta(seconds=choices.between(0.1, 3, f"delay {name}"))
         options |= self.expiries.options(name, options.get("delay"))
@@ -477,7 +537,7 @@ class Run:
 
     def _dead_letters(self) -> list[tuple[Name, str]]:
         found, keys = [], self.members[0].broker.keys
-        for partition in range(self.plan.partitions):
+        for partition in self.numbers:
             for _, fields in self.network.ask("XRANGE", keys.dlq(TOPIC, partition, GROUP), "-", "+"):
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
                 if b"data" not in about and self._perhaps_twice:
@@ -490,7 +550,7 @@ class Run:
         """What the server still holds for the group."""
         found, ask = [], self.network.ask
         keys = self.members[0].broker.keys
-        for partition in range(self.plan.partitions):
+        for partition in self.numbers:
             stream = keys.stream(TOPIC, partition)
             pending = ask("XPENDING", stream, GROUP)
             if isinstance(pending, Exception):

@@ -69,7 +69,7 @@ class Uniques:
     def _alive(self, broker: Broker, wanted: set[Name]) -> list[tuple[Name, str]]:
         """Those of these messages that are not over, by what the server holds."""
         found, keys, ask, begun = list[tuple[Name, str]](), broker.keys, self._run.network.ask, self._run.begun
-        for partition in range(self._run.plan.partitions):
+        for partition in self._run.numbers:
             at = (TOPIC, partition)
             for packed in ask("ZRANGE", keys.delayed(*at), 0, -1):
                 try:
