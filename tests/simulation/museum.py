@@ -85,6 +85,22 @@ def may_set_clock(plan: Plan) -> bool:
 
 
 EXHIBITS: Final = (
+    bug(
+        "the lowest band first",
+        "a message starts while one of a higher band is ready",
+        "consumer/waiting/ready_bands.py",
+        "        return bands[0]\n\n    def _weight",
+        "        return bands[-1]\n\n    def _weight",
+        lambda plan: bool(plan.bands) and not plan.batch,
+    ),
+    bug(
+        "a member that has seen a band never follows",
+        "no member reads the new partitions",
+        "consumer/consumer.py",
+        "        context.follow(found)\n",
+        "",
+        lambda plan: plan.bands_after > 0,
+    ),
     unfenced("start_message"),
     unfenced("park_message"),
     unfenced("unpark_messages"),
