@@ -20,7 +20,11 @@ from benchmarks.server import server
 from rsmq.pipeline.spark.session import open_session
 
 PLAIN: Final = "read: pyarrow without Spark → Parquet"
+COUNTED: Final = "count: redis-py in a loop"
+SUMMED: Final = "sum: redis-py in a loop, json"
 PIPED: Final = "write: redis-py pipeline"
+
+BASES: Final = (COUNTED, SUMMED, PLAIN, PIPED)
 
 Measurement = tuple[str, Callable[[int], object], str, int]
 """Title, what to do with a number of messages, the title to compare with, the goal."""
@@ -30,11 +34,16 @@ def measurements(work: Work, count: int) -> list[Measurement]:
     """All measurements in order. Reads come first, because writes empty the server."""
     topic = {count // WARM: "warm", count: "full"}
     return [
+        (COUNTED, lambda n: work.count_by_hand(topic[n], n), "", 0),
+        ("count: Spark", lambda n: work.count(topic[n], n), COUNTED, 0),
+        (SUMMED, lambda n: work.sum_by_hand(topic[n], n), "", 0),
+        ("sum: Spark", lambda n: work.sum(topic[n], n), SUMMED, 0),
         (PLAIN, lambda n: work.plain(topic[n]), "", 0),
         ("read: rows → Parquet", lambda n: work.parquet("rsmq_rows", topic[n]), PLAIN, 0),
         ("read: Arrow → Parquet", lambda n: work.parquet("rsmq", topic[n]), PLAIN, 100_000),
         ("read: Arrow, discarded", lambda n: work.discard(topic[n]), PLAIN, 0),
         ("read: archive", lambda n: work.archive(topic[n], n), PLAIN, 0),
+        ("read: archive without Spark", lambda n: work.archive_by_arrow(topic[n], n), PLAIN, 0),
         (PIPED, work.pipelined, "", 0),
         ("write: redis-py pipeline in foreachPartition", work.by_hand, PIPED, 0),
         ("write: none", lambda n: work.sink(n, "none"), PIPED, 0),
@@ -52,7 +61,7 @@ def run(url: str, folder: Path, count: int, only: str) -> list[Figure]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("starting Spark", total=None)
         work = Work(url, open_session("local[2]"), folder)
-        chosen = [each for each in measurements(work, count) if only in each[0] or each[0] in (PLAIN, PIPED)]
+        chosen = [each for each in measurements(work, count) if only in each[0] or each[0] in BASES]
         progress.update(bar, total=len(chosen), description="filling")
         work.fill("warm", count // WARM)
         work.fill("full", count)

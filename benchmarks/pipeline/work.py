@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from itertools import islice
@@ -18,6 +19,7 @@ from pyspark.sql.types import StructType
 from benchmarks.pipeline.figure import PARTITIONS, PIPELINE
 from rsmq.model.keys import Keys
 from rsmq.pipeline.jobs.archive import ArchiveOptions, archive
+from rsmq.pipeline.jobs.archive_by_arrow import archive_by_arrow
 from rsmq.pipeline.jobs.replay import ReplayOptions, SparkReplay
 from rsmq.pipeline.source import RsmqSource
 
@@ -81,13 +83,46 @@ class Work:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, kind: str, topic: str) -> DataFrame:
-        """A topic as a DataFrame."""
-        return self.spark.read.format(kind).options(url=self.url, prefix=KEYS.prefix, subscribe=topic).load()
+    def read(self, kind: str, topic: str, columns: str = "") -> DataFrame:
+        """A topic as a DataFrame, with all columns or some."""
+        reader = self.spark.read.format(kind).options(url=self.url, prefix=KEYS.prefix, subscribe=topic)
+        return reader.schema(columns).load() if columns else reader.load()
 
     def parquet(self, kind: str, topic: str) -> None:
         """A topic into Parquet files."""
         self.read(kind, topic).write.mode("overwrite").parquet(str(self.folder / "spark"))
+
+    def count_by_hand(self, topic: str, count: int) -> None:
+        """XRANGE with redis-py, in a loop."""
+        expect(sum(1 for _ in self.entries(topic)), count)
+
+    def count(self, topic: str, count: int) -> None:
+        """A count by Spark, of one small column."""
+        expect(self.read("rsmq", topic, "partition int").count(), count)
+
+    def sum_by_hand(self, topic: str, count: int) -> None:
+        """XRANGE with redis-py, `json.loads` and a sum, in a loop."""
+        expect(sum(json.loads(fields[b"data"])["n"] for fields in self.entries(topic)), count * (count - 1) // 2)
+
+    def sum(self, topic: str, count: int) -> None:
+        """The same by Spark: the JVM parses."""
+        rows = self.read("rsmq", topic, "value binary").selectExpr("from_json(string(value), 'n BIGINT').n AS n")
+        expect(rows.agg({"n": "sum"}).collect()[0][0], count * (count - 1) // 2)
+
+    def entries(self, topic: str) -> Iterator[dict[bytes, bytes]]:
+        """All entries of a topic, 5000 in a reply."""
+        for number in range(PARTITIONS):
+            after = "-"
+            while found := self.client.xrange(KEYS.stream(topic, number), after, "+", 5000):
+                after = f"({found[-1][0].decode()}"
+                yield from (fields for _, fields in found)
+
+    def archive_by_arrow(self, topic: str, count: int) -> None:
+        """`rsmq pipeline archive --engine arrow`, in this process."""
+        path = self.folder / f"arrow-{topic}"
+        shutil.rmtree(path, ignore_errors=True)
+        source = {"url": self.url, "prefix": KEYS.prefix, "subscribe": topic}
+        expect(archive_by_arrow(ArchiveOptions(source, str(path))).messages, count)
 
     def discard(self, topic: str) -> None:
         """A topic into nothing."""

@@ -61,6 +61,7 @@ WITH_HEADERS: Final = T.StructType(
 )
 EXTRAS: Final = frozenset(WITH_HEADERS.names) - frozenset(SCHEMA.names)
 PAYLOAD: Final = frozenset({"key", "value"})
+IDS: Final = frozenset({"offset", "id_ms", "id_seq", "timestamp"})
 ALL_GROUPS: Final = "*"
 """In column `cancelled`: cancelled for every group of the topic. Otherwise names of groups, with commas."""
 
@@ -108,23 +109,27 @@ class ColumnBuilder:
         fields = {field.name: field for field in WITH_HEADERS.fields}
         self._schema = to_arrow_schema(T.StructType([fields[name] for name in columns]), timezone="UTC")
         self._has_extras = not EXTRAS.isdisjoint(columns)
+        self._has_ids = self._has_extras or not IDS.isdisjoint(columns)
         self._has_payload = self._has_extras or not PAYLOAD.isdisjoint(columns)
 
     def batch(self, entries: list[StreamEntry]) -> pa.RecordBatch:
         """One row for each entry, in order."""
         count = len(entries)
-        entry_ids = [entry_id for entry_id, _ in entries]
-        offsets = binary_array(entry_ids, pa.string())
-        ms, seq = stream_id_numbers(offsets)
         made: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: pa.repeat(binary_array([self._topic.encode()], pa.string())[0], count),
             "partition": lambda: pa.repeat(int64_scalar(self._partition).cast(pa.int32()), count),
-            "offset": lambda: offsets,
-            "id_ms": lambda: ms,
-            "id_seq": lambda: seq,
-            "timestamp": lambda: timestamps(ms),
-            "cancelled": lambda: self._cancelled_array(entry_ids),
         }
+        if self._has_ids:
+            entry_ids = [entry_id for entry_id, _ in entries]
+            offsets = binary_array(entry_ids, pa.string())
+            ms, seq = stream_id_numbers(offsets)
+            made |= {
+                "offset": lambda: offsets,
+                "id_ms": lambda: ms,
+                "id_seq": lambda: seq,
+                "timestamp": lambda: timestamps(ms),
+                "cancelled": lambda: self._cancelled_array(entry_ids),
+            }
         if self._has_payload:
             split = split_entries([fields for _, fields in entries], with_extras=self._has_extras)
             made |= {
