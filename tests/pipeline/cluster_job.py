@@ -23,6 +23,7 @@ from rsmq.pipeline.format.reader import StreamReader
 from rsmq.pipeline.format.writer import BatchWriter
 from rsmq.pipeline.jobs.archive import ArchiveOptions, archive
 from rsmq.pipeline.source import RsmqSource
+from rsmq.pipeline.spark.python import check_executors
 
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 SETTINGS = {
@@ -95,6 +96,7 @@ def copied(spark: SparkSession, connection: dict[str, str], source: str, target:
     """A task reads a partition in order and writes it, which is all that a mark needs."""
     found = spark.read.format("rsmq").options(**connection, subscribe=source).load()
     assert "id_ms" in found.columns, "wherever rsmq is installed, it is found by its name alone"
+    check_executors(spark)
     spark.dataSource.register(deadly_source(flag, "rsmq_deadly"))
     rows = spark.read.format("rsmq_deadly").options(**connection, subscribe=source, includeHeaders="true").load()
     options = {**connection, "topic": target, "idempotence": "marker", "jobId": "copy"}

@@ -70,24 +70,25 @@ def test_commands_report_in_a_line_or_in_json(vault: Vault, run: Run, terminal: 
     assert "archiving orders" in shown
     assert "30 messages" in shown
     vault.add("orders", range(30, 40))
-    done = json.loads(run("archive", "ord.*", "--to", path, "--json"))
+    arrow = ("--engine", "arrow")
+    done = json.loads(run("archive", "ord.*", "--to", path, "--json", *arrow))
     assert (done["messages"], done["batches"]) == (10, 1)
     assert terminal.shown() == ""
-    assert "nothing to do up to" in run("compact", path)
+    assert "nothing to do up to" in run("compact", path, *arrow)
     assert "compacting" in terminal.shown()
     today = datetime.now(UTC).date().isoformat()
     (day,) = json.loads(run("compact", path, "--until", today, "--json"))["days"]
     assert (day["topic"], day["messages"], day["files_after"]) == ("orders", 40, 1)
     replay = ("replay", "orders", "--from", path, "--to", "copy", "--key", "k1")
-    assert run(*replay, "--dry-run").splitlines()[-1] == "nothing was published (--dry-run)"
+    assert run(*replay, "--dry-run", *arrow).splitlines()[-1] == "nothing was published (--dry-run)"
     assert "counting" in terminal.shown()
     assert not vault.server.exists(vault.keys.topic("copy"))
     plan = json.loads(run(*replay, "--json"))
     assert terminal.shown() == ""
     assert (plan["messages"], plan["is_dry_run"], plan["is_finished"]) == (10, False, False)
-    assert run(*replay).splitlines()[-1].startswith(f"job {plan['job']} has finished before")
+    assert run(*replay, *arrow).splitlines()[-1].startswith(f"job {plan['job']} has finished before")
     out = tmp_path / "page.html"
-    assert run("report", "--from", path, "--out", str(out)) == f"40 messages, 0 groups, 0 dead letters: {out}\n"
+    assert run("report", "--from", path, "--out", str(out), *arrow) == f"40 messages, 0 groups, 0 dead letters: {out}\n"
     assert "counting" in terminal.shown()
     facts = json.loads(run("report", "orders", "--out", str(out), "--json"))
     assert sum(volume["messages"] for volume in facts["history"]["volumes"]) == 40

@@ -1,9 +1,8 @@
-"""On a Spark of several JVMs, on the Java from the wheel, through the death of an executor."""
+"""On a standalone cluster of two workers, on the Java from the wheel, through the death of an executor."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from rsmq.model.settings import Settings
 from tests.pipeline.conftest import Store
-from tests.pipeline.spark_cluster import environment, spark_home
+from tests.pipeline.spark_cluster import SparkCluster
 from tests.pipeline.vault import Vault
 
 JOB = Path(__file__).with_name("cluster_job.py")
@@ -24,26 +23,15 @@ pytestmark = [pytest.mark.spark_cluster, pytest.mark.timeout(620)]
 
 @pytest.fixture
 def run(connection: dict[str, str], tmp_path: Path) -> Callable[[str, str], None]:
-    """`run(topic, target)`: the job, on two executors, of which one dies; it must end well."""
+    """`run(topic, target)`: the job, on a master and two workers, of whose executors one dies; it must end well."""
 
     def job(topic: str, target: str) -> None:
-        flag = tmp_path / "killed"
-        command = [
-            sys.executable,
-            str(JOB),
-            "local-cluster[2,1,1024]",
-            connection["url"],
-            connection["prefix"],
-            topic,
-            target,
-        ]
-        variables = environment(spark_home(tmp_path / "spark"))
-        done = subprocess.run(
-            [*command, str(flag)], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600, check=False
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert flag.exists(), "no executor was killed"
-        assert len(list((tmp_path / "spark" / "work").glob("app-*/*"))) >= 2, "there was one executor only"
+        flag, reach = tmp_path / "killed", (connection["url"], connection["prefix"])
+        with SparkCluster(tmp_path, 2) as cluster:
+            cluster.run(sys.executable, str(JOB), cluster.url, *reach, topic, target, str(flag))
+            assert flag.exists(), "no executor was killed"
+            assert sum(cluster.executors()) >= 3, "both workers had one, and one had another"
+            assert min(cluster.executors()) >= 1
 
     return job
 

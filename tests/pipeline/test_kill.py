@@ -19,6 +19,7 @@ from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 COUNT = 12_000
+SPARK = ("--engine", "spark")
 
 pytestmark = [
     pytest.mark.chaos,
@@ -83,7 +84,7 @@ def records(vault: Vault) -> list[str]:
 def test_archive_killed_and_run_again_has_each_message_once(vault: Vault, run: Callable[..., Command]) -> None:
     """While a batch is half written, when one has just been recorded, and with its JVM left over: each message once."""
     vault.add("orders", range(COUNT))
-    words = ("archive", "orders", "--to", str(vault.path), "--batch", str(COUNT // 12), "--json")
+    words = ("archive", "orders", "--to", str(vault.path), "--batch", str(COUNT // 12), "--json", *SPARK)
     run(*words).kill_when(lambda: [*vault.path.glob(".spark-staging-*/**/*.parquet")], "a batch is half written")
     assert records(vault) == []
     run(*words).kill_when(lambda: records(vault), "a batch has been recorded")
@@ -107,7 +108,7 @@ def test_replay_killed_and_run_again_publishes_each_message_once(vault: Vault, r
     vault.add("orders", range(COUNT))
     vault.archive("orders")
     vault.make("copy")
-    words = ("replay", "orders", "--from", str(vault.path), "--to", "copy", "--json")
+    words = ("replay", "orders", "--from", str(vault.path), "--to", "copy", "--json", *SPARK)
 
     def stored() -> int:
         return sum(vault.raw("XLEN", vault.keys.stream("copy", number)) for number in (0, 1))
@@ -134,7 +135,8 @@ def test_archive_stops_in_order_at_sigterm(vault: Vault, run: Callable[..., Comm
     """SIGTERM: exit code 0, a bar until then on the terminal, retention knows how far it is, and no process is left."""
     vault.add("orders", range(100))
     with Terminal() as terminal:
-        started = run("archive", "orders", "--to", str(vault.path), "--every", "PT1S", stderr=terminal.file.fileno())
+        words = ("archive", "orders", "--to", str(vault.path), "--every", "PT1S", *SPARK)
+        started = run(*words, stderr=terminal.file.fileno())
         wait_until(lambda: vault.position("orders", 1) == vault.last_id("orders", 1), "a batch is committed", 200)
         vault.add("orders", range(100, 200))
         wait_until(lambda: vault.position("orders", 1) == vault.last_id("orders", 1), "another one is", 200)
