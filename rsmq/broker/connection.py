@@ -15,6 +15,7 @@ import anyio
 from rsmq import persistence
 from rsmq.errors import OTHER_LOOP, BrokerUnavailable, ConfigError
 from rsmq.model.keys import Keys
+from rsmq.model.log_guard import guard_loggers
 from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.settings import Settings
@@ -69,6 +70,7 @@ async def connection(
     The nesting is the order of shutdown: producer and inboxes first, then the client, then the server. Raises
     BrokerUnavailable, and ConfigError for a server that would lose messages.
     """
+    guard_loggers()
     async with server_for(settings) as url:
         connector = Connector(url, settings)
         async with connector.connected() as client:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import signal
 import sys
@@ -143,6 +145,7 @@ def options(
 def main() -> None:
     """Run the command line. Wrong use, an unreachable server, a full disk or Ctrl-C is not a traceback."""
     open_standard_streams()
+    print_everything()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminate)
     try:
@@ -179,18 +182,40 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open as long as it runs
 
 
+def print_everything() -> None:
+    """Let stdout write what its encoding does not have, such as an emoji in Latin-1, as JSON does: by its number."""
+    codecs.register_error("as-json", escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="as-json")
+
+
+def escaped(error: UnicodeError) -> tuple[str, int]:
+    """What cannot be encoded, as escapes."""
+    assert isinstance(error, UnicodeEncodeError)
+    data = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{data[at]:02x}{data[at + 1]:02x}" for at in range(0, len(data), 2)), error.end
+
+
 def terminate(number: int, _frame: object) -> None:
     """End as after Ctrl-C: connections are closed, and the embedded server is released."""
     raise mark(SystemExit(128 + number), number)
 
 
 def check_words(words: list[str]) -> None:
-    """Raise ConfigError for an argument that is not UTF-8: no name, key or payload can be."""
-    for word in words:
+    """Raise ConfigError for an argument that is not UTF-8: no name, key or payload can be.
+
+    In a C locale, Python does not read UTF-8 as such: those arguments are replaced.
+    """
+    for at, word in enumerate(words):
         try:
-            word.encode()
-        except UnicodeEncodeError:
+            words[at] = word if word.isascii() or not has_surrogates(word) else os.fsencode(word).decode()
+        except UnicodeError:
             raise ConfigError(f"the argument {printable(word)} is not UTF-8") from None
+
+
+def has_surrogates(word: str) -> bool:
+    """Whether it has bytes that Python could not read as text."""
+    return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def report(error: BaseException) -> int:

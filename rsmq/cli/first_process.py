@@ -1,7 +1,7 @@
 """What a container demands of its first process: it passes signals on, and takes the ends of orphans.
 
 The kernel sends process 1 no signal that it does not handle, and makes it the parent of every process whose own parent
-has ended: without somebody who waits for them, they stay as zombies until no process can be started any more. Python
+has ended. If it does not wait for them, they stay as zombies until no process can be started any more. Python
 cannot do that beside `subprocess`, which waits for its own children. So process 1 goes on as a child of itself.
 """
 

@@ -21,7 +21,7 @@ from rsmq.broker import Broker
 from rsmq.cli.failure import exit_code, print_error
 from rsmq.cli.gateway_metrics import serving
 from rsmq.cli.load_broker import load_object
-from rsmq.cli.log import Level, log_to_stderr
+from rsmq.cli.log import Level, log_to_stderr, logging_of_module
 from rsmq.cli.parameters import Url, example, options_of
 from rsmq.cli.serve import STDIN
 from rsmq.errors import ConfigError, RsmqError
@@ -62,14 +62,15 @@ def gateway(
     Ctrl-C closes the connections: their sessions go on at another gateway. SIGHUP reads the files of users, rights,
     keys and certificates again. Connections stay.
     """
-    log_to_stderr(log_level, as_json=as_json)
     if url is not None:
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
     if processes > 1 and not child:
+        log_to_stderr(log_level, as_json=as_json)
         command = [sys.executable, "-m", "rsmq", *sys.argv[1:], "--child"]
         supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)), rereads=True)
         raise typer.Exit(anyio.run(supervisor.run))
-    found = load_object(target)
+    with logging_of_module(log_level, as_json=as_json):
+        found = load_object(target)
     if isinstance(found, Broker):
         found = Gateway(found, options=GatewayOptions(**given))
     elif not isinstance(found, Gateway):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic_core import to_json
 
+from rsmq.model.log_guard import guard_loggers
 from rsmq.telemetry.context import about_message
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -39,8 +42,39 @@ class JsonFormatter(logging.Formatter):
         return to_json(line, fallback=str).decode()
 
 
-def log_to_stderr(level: Level, *, as_json: bool) -> None:
-    """Set up logging, unless the user's own module already has."""
+def stderr_handler(*, as_json: bool) -> logging.Handler:
+    """A handler that writes to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    return handler
+
+
+def log_to_stderr(level: Level, *, as_json: bool) -> None:
+    """Set up logging, for a command that loads no module of the user."""
+    logging.basicConfig(level=level.upper(), handlers=[stderr_handler(as_json=as_json)])
+
+
+@contextmanager
+def logging_of_module(level: Level, *, as_json: bool) -> Iterator[None]:
+    """Load a module of the user inside the block. If it sets up logging, that counts; else logs go to stderr.
+
+    Its `basicConfig` would do nothing beside a handler of ours, and a handler that it adds would write each line twice.
+    `dictConfig` switches off all loggers that it does not name: those of rsmq are switched on again.
+    """
+    ours, root, handler = logging.getLogger("rsmq"), logging.getLogger(), stderr_handler(as_json=as_json)
+    handler.addFilter(lambda record: not root.handlers)
+    before = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        if ours.level == logging.getLevelName(level.upper()):
+            ours.setLevel(before)
+        for name, logger in logging.Logger.manager.loggerDict.items():
+            if name.partition(".")[0] == "rsmq" and isinstance(logger, logging.Logger):
+                logger.disabled = False
+        if not root.handlers and not ours.handlers:
+            log_to_stderr(level, as_json=as_json)
+        guard_loggers()

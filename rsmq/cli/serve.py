@@ -21,7 +21,7 @@ from rsmq.broker import Broker
 from rsmq.handler.failure import describe
 from rsmq.handler.selection import Serving
 from rsmq.model.interrupt import mark
-from rsmq.worker.supervisor import ENDED, EXHAUSTED, FINISHED, MEMBER, READY, Stage, respond
+from rsmq.worker.supervisor import END_NOW, ENDED, EXHAUSTED, FINISHED, MEMBER, READY, Stage, respond
 from rsmq.worker.worker import Lifespan, Worker
 
 log = logging.getLogger("rsmq.worker")
@@ -50,8 +50,12 @@ class ServedProcess:
         self._parent = STDIN
 
     def obey(self, number: int) -> None:
-        """Handle a signal. Called in the main thread, perhaps in the middle of a handler that blocks the loop."""
-        self.enter(respond(self.stage, number))
+        """Handle a signal. Called in the main thread, perhaps in the middle of a handler that blocks the loop.
+
+        A child process counts signals once, because its parent's come beside those of others: see `END_NOW`.
+        """
+        stage = respond(self.stage, number)
+        self.enter(stage if self._parent == STDIN else min(stage, Stage.STOPPING))
         if self.stage == Stage.ABORTED:
             os._exit(128 + number)
         if self._broker is None:  # later it would be raised inside a loop that starts or closes
@@ -149,6 +153,8 @@ class ServedProcess:
 
     def _hear(self, line: bytes) -> None:
         """Act on a line of the parent process, in the thread that reads it."""
+        if line == END_NOW:
+            self.enter(Stage.ENDING)
         word, _, member = line.partition(b" ")
         loop = self._loop
         if word == ENDED and loop is not None:

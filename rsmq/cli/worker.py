@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from rsmq.broker import Broker
 from rsmq.cli.failure import exit_code
 from rsmq.cli.load_broker import load_broker
-from rsmq.cli.log import Level, log_to_stderr
+from rsmq.cli.log import Level, log_to_stderr, logging_of_module
 from rsmq.cli.parameters import Url, duration_option, example
 from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave
 from rsmq.errors import ConfigError, RsmqError
@@ -74,14 +74,14 @@ def worker(
     SIGTERM, SIGHUP or Ctrl-C: stop fetching, let running handlers finish within the grace, hand back the rest; a
     second time: hand back now; a third time: exit at once. SIGUSR1: stop fetching, let running handlers finish, exit.
     """
-    log_to_stderr(log_level, as_json=as_json)
     if url is not None:
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
     serving = Serving(tuple(only or ()), concurrency, max_messages)
     if child or (processes == 1 and not reload and max_messages is None):
         service = ServedProcess(grace, serving)
-        serve(service, target, metrics, slot, is_child=child, notes_messages=as_json)
+        serve(service, target, metrics, slot, log_level, is_child=child, is_json=as_json)
         return
+    log_to_stderr(log_level, as_json=as_json)
     command = [sys.executable, "-m", "rsmq", "worker", target, "--child", "--log-level", log_level]
     command += [] if grace is None else ["--grace", TypeAdapter(timedelta).dump_python(grace, mode="json")]
     command += ["--json"] if as_json else []
@@ -97,12 +97,12 @@ def worker(
 
 
 def serve(
-    service: ServedProcess, target: str, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool
+    service: ServedProcess, target: str, metrics: str | None, slot: int, level: Level, *, is_child: bool, is_json: bool
 ) -> None:
     """Run one broker in this process until it has stopped."""
     with signals(service.obey):
         try:
-            run(service, target, metrics, slot, is_child=is_child, notes_messages=notes_messages)
+            run(service, target, metrics, slot, level, is_child=is_child, is_json=is_json)
         except (RsmqError, BaseExceptionGroup) as error:
             if is_child and exit_code(error) == CONFIG_ERROR:
                 service.tell_parent(MISCONFIGURED)
@@ -114,17 +114,18 @@ def serve(
 
 
 def run(
-    service: ServedProcess, target: str, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool
+    service: ServedProcess, target: str, metrics: str | None, slot: int, level: Level, *, is_child: bool, is_json: bool
 ) -> None:
     """Load the broker and serve it."""
-    broker = load_broker(target)
+    with logging_of_module(level, as_json=is_json):
+        broker = load_broker(target)
     if not (broker.handlers or broker.declared_schedules or broker.services):
         raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
     log_server(broker.settings)
     if is_child:
         service.watch_parent()
         broker.lifespan(service.introducing)
-    if notes_messages:
+    if is_json:
         note_messages(broker)
     context = around(broker, metrics, slot)
     tune_garbage_collector()

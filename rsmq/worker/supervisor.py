@@ -38,6 +38,9 @@ EXHAUSTED: Final = b"exhausted"
 handled as many messages as one process shall."""
 MEMBER: Final = b"member"
 """What a child writes before its member id."""
+END_NOW: Final = b"end now"
+"""What the parent writes when handlers are to be cancelled now. A second signal would not say it: a service manager, or
+`kill` of a process group, signals parent and children, so that each child gets two where one was meant."""
 ENDED: Final = b"ended"
 """What the parent writes before the id of a member whose process has ended."""
 FIRST_PAUSE: Final = 0.1
@@ -73,7 +76,7 @@ FORWARD: Final = {
     Stage.ENDING: signal.SIGTERM,
     Stage.ABORTED: signal.SIGKILL,
 }
-"""The signal that the parent sends to its children when it enters a stage."""
+"""The signal that the parent sends to its children when it enters a stage; those that serve count it once."""
 
 
 @contextmanager
@@ -244,6 +247,8 @@ class Supervisor:
         self.stage = stage
         self._interrupt.set()
         for child in self._children.values():
+            if stage == Stage.ENDING:
+                child.write(END_NOW)
             child.signal(FORWARD[stage])
 
     # -- one child ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -118,7 +119,7 @@ def _in_process(handler: Handler) -> Call:
         arguments = handler.signature.arguments(work)
         try:
             return await anyio.to_process.run_sync(
-                carrying, handler.function, *arguments, cancellable=True, limiter=limiter
+                carrying, os.getpid(), handler.function, *arguments, cancellable=True, limiter=limiter
             )
         except anyio.BrokenWorkerProcess as error:
             if error.__cause__ is None or isinstance(error.__cause__, anyio.EndOfStream):  # it has crashed
