@@ -21,7 +21,7 @@ def be_child_of_init() -> None:
 
     The child has a session of its own: Ctrl-C in a terminal reaches it once, passed on, and not directly, too.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # what comes before anybody listens waits
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # a signal that comes too early waits
     child = os.fork()
     if not child:
         os.setsid()

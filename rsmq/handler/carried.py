@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Final
 
-from rsmq.handler.child_process import belong_to
 from rsmq.handler.failure import RemoteTraceback, text_of, traceback_of
 from rsmq.handler.returned import called
 from rsmq.handler.surroundings import call_surrounded
@@ -90,9 +89,8 @@ def notes_of(error: BaseException) -> list[str]:
     return [text_of(note) for note in getattr(error, "__notes__", ())]
 
 
-def carrying(worker: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of a worker, with context variables of its own. Its error is `Carried`."""
-    belong_to(worker)
+def carrying(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in another process, with context variables of its own. Its error is `Carried`."""
     try:
         return copy_context().run(call_surrounded, called, function, *arguments)
     except (KeyboardInterrupt, SystemExit):

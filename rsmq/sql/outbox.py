@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 
 from rsmq.errors import ConfigError
 from rsmq.handler.service import OnRow
-from rsmq.model.clock import now_ms
 from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.layout import checked_band
@@ -217,7 +216,8 @@ class Outbox(RelayedOutbox):
         """Publish a message when the transaction of the session commits, and return its id. Await it in an async one.
 
         `session` is a session or a connection of SQLAlchemy. Options and errors are those of `broker.publish`; `delay`
-        counts from now. Raises ConfigError for a session of another database.
+        counts by the database's clock, on PostgreSQL from the beginning of the transaction. Raises ConfigError for a
+        session of another database.
         """
         self._check(session)
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
@@ -320,11 +320,11 @@ def bound_to(session: AsyncSession | Session) -> Engine:
 
 
 def due_ms(delay: Duration | None, at: datetime | None) -> int | None:
-    """When a message is to be delivered, in ms since 1970; None: at once."""
+    """When a message is to be delivered, as the column has it: see `OUTBOX`. None: at once."""
     due = due_time(delay, at)
     if not due:
         return None
-    return now_ms() + int(due) if due.startswith("+") else int(due)
+    return -int(due) if due.startswith("+") else int(due)
 
 
 def address_of(engine: Engine) -> tuple[object, ...]:

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import anyio
-from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, select, type_coerce, update
+from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, func, select, type_coerce, update
 from sqlalchemy.types import NullType
 
 from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized
@@ -30,7 +30,7 @@ from rsmq.redis.topics import Topic
 from rsmq.sql.database import Database
 from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.listener import CommitListener
-from rsmq.sql.status import OutboxStatus, read_status, read_strangers
+from rsmq.sql.status import OutboxStatus, as_utc, read_status, read_strangers
 from rsmq.sql.tables import OUTBOX
 
 log = logging.getLogger("rsmq.outbox")
@@ -55,8 +55,26 @@ DELETE_ANY: Final = delete(OUTBOX).where(OUTBOX.c.seq == any_(bindparam("seqs", 
 
 COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "band", "due_ms")
 PAYLOAD: Final = COLUMNS.index("payload")
-WAITING: Final = select(*(type_coerce(OUTBOX.c[name], NullType) for name in COLUMNS)).where(OUTBOX.c.error.is_(None))
+WAITING: Final = select(
+    *(type_coerce(OUTBOX.c[name], NullType) for name in COLUMNS),
+    type_coerce(OUTBOX.c.created_at, NullType),
+    type_coerce(func.current_timestamp(), NullType),
+).where(OUTBOX.c.error.is_(None))
 """As the driver has read them: what another program has written into SQLite may be of any type."""
+
+
+def due_of(due_ms: Any, created_at: Any, now: Any, *, is_coarse: bool) -> Any:
+    """When the server is to deliver a row: `+` and the ms that are left of a delay, or a moment as the row has it.
+
+    How long the row has waited is the difference of two times of the database, and the server counts the rest by its
+    own clock: no two clocks meet. Raises ValueError for a row that another program has spoiled.
+    """
+    if not isinstance(due_ms, int) or due_ms >= 0:
+        return due_ms
+    if not all(isinstance(each, datetime | str) for each in (created_at, now)):
+        raise ValueError(f"created_at is {created_at!r}, which is no time")
+    waited = round((as_utc(now) - as_utc(created_at)).total_seconds() * 1000) - 1000 * is_coarse
+    return f"+{max(0, -due_ms - max(0, waited))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +130,8 @@ class OutboxRelay:
         self.is_leading = False
         self.status: OutboxStatus | None = None
         """What waits, as this member has last counted it; None while it does not lead."""
+        self._has_coarse_clock = database.dialect != "postgresql"
+        """Whether the database notes whole seconds: a delay must not end early."""
         self._counted = 0.0
         self._strange = set[str]()
         """Other prefixes whose rows wait for long, which the log has named."""
@@ -216,8 +236,9 @@ class OutboxRelay:
     ) -> tuple[dict[TopicPartition, RelayBatch], list[tuple[int, str]]]:
         """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
         batches, refused, topics = dict[TopicPartition, RelayBatch](), list[tuple[int, str]](), dict[str, Topic]()
-        for seq, row_id, name, key, kind, payload, headers, band, due_ms in rows:
+        for seq, row_id, name, key, kind, payload, headers, band, due_ms, created_at, now in rows:
             try:
+                due = "" if due_ms is None else due_of(due_ms, created_at, now, is_coarse=self._has_coarse_clock)
                 own = id_of(row_id)
                 topic = topics.get(name)
                 if topic is None:
@@ -234,7 +255,6 @@ class OutboxRelay:
                 batch = batches[partition] = RelayBatch(
                     topic, partition, [*names, self._context.keys.relayed(*partition)]
                 )
-            due = "" if due_ms is None else due_ms
             batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields]))
         return batches, refused
 

@@ -66,7 +66,9 @@ OUTBOX: Final = Table(
 )
 """Messages to publish, oldest first. The names are those of Debezium's outbox event router: `aggregatetype` is the
 topic, `aggregateid` the key, `type` the content type. `band`: NULL is `normal`. `deployment`: the prefix of the
-workers that relay it. `error`: why the relay cannot publish the row, and leaves it."""
+workers that relay it. `error`: why the relay cannot publish the row, and leaves it. `due_ms`: below 0, a delay, which
+counts from `created_at` by the clock of the database; else the moment that the application has named, in ms since 1970,
+by the clock of the server."""
 
 HANDLED: Final = Table(
     "rsmq_handled",

@@ -189,7 +189,7 @@ exec setpriv --reuid 12345 --regid 12345 --clear-groups --inh-caps=+dac_read_sea
 """
 
 
-def test_worker_of_nobody_in_a_bare_container(cli: Cli, start: Start) -> None:
+def test_worker_without_name_and_home_in_a_bare_container(cli: Cli, start: Start) -> None:
     """A user id without a name and a home, nothing in the environment, a read-only file system, no /dev/shm and no
     place for temporary files, a C locale, a strict umask."""
     if not is_allowed("unshare", "--mount", "true"):

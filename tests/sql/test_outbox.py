@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -386,6 +387,24 @@ async def test_delayed_messages_wait_beside_their_topic(pg: AsyncEngine, broker:
             await outbox.publish(session, "orders", "soon", delay="50ms")
             await outbox.publish(session, "orders", "past", at=datetime(2020, 1, 1, tzinfo=UTC))
         await until(lambda: sorted(seen) == ["past", "soon"], "what is due is handled")
+        assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 1
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+async def test_delay_counts_by_the_clock_of_the_database(
+    engine: AsyncEngine, broker: Broker, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """The clock of the application may be hours off, or stand still in a test: a delay is a duration."""
+    outbox, sessions, seen = Outbox(engine), async_sessionmaker(engine), recorded(broker)
+    broker.include(outbox)
+    moved = time.time_ns() + hours * 3600 * 10**9
+    async with broker.running():
+        monkeypatch.setattr("time.time_ns", lambda: moved)
+        async with sessions.begin() as session:
+            await outbox.publish(session, "orders", "later", delay="1h")
+            await outbox.publish(session, "orders", "soon", delay="50ms")
+        monkeypatch.undo()
+        await until(lambda: seen == ["soon"], "what is due is handled")
         assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 1
 
 

@@ -16,7 +16,7 @@ from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.errors import RsmqError
-from rsmq.handler.carried import carrying
+from rsmq.handler.child_process import call_for
 from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
@@ -119,7 +119,7 @@ def _in_process(handler: Handler) -> Call:
         arguments = handler.signature.arguments(work)
         try:
             return await anyio.to_process.run_sync(
-                carrying, os.getpid(), handler.function, *arguments, cancellable=True, limiter=limiter
+                call_for, os.getpid(), handler.function, *arguments, cancellable=True, limiter=limiter
             )
         except anyio.BrokenWorkerProcess as error:
             if error.__cause__ is None or isinstance(error.__cause__, anyio.EndOfStream):  # it has crashed

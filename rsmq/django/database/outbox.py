@@ -40,8 +40,9 @@ class DjangoOutbox(RelayedOutbox):
     def publish(self, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str:
         """Publish a message when the transaction of this thread commits, and return its id.
 
-        Options and errors are those of `broker.publish`; `delay` counts from now. Raises ConfigError outside of
-        `transaction.atomic()`. In async code write `await sync_to_async(...)` around the transaction, as for the ORM.
+        Options and errors are those of `broker.publish`; `delay` counts by the database's clock, on PostgreSQL from
+        the beginning of the transaction. Raises ConfigError outside of `transaction.atomic()`. In async code write
+        `await sync_to_async(...)` around the transaction, as for the ORM.
         """
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
         return self.add([self._row(topic, payload, **options)])[0]
