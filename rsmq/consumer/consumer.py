@@ -38,6 +38,7 @@ from rsmq.consumer.waiting.ready_bands import ReadyBands, ReservedSlots
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.rate_limit import Rate
+from rsmq.heartbeat.circles import WAITS_FOR
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership
@@ -250,6 +251,8 @@ class Consumer:
         """What its messages do, and whose wait for a rate. Called from another thread."""
         work, rate, lanes = self.work, self.queue.message_rate, list(self.lanes.values())
         vitals: dict[str, object] = {**work.known}
+        if targets := sorted({lane.outgoing.waits_for for lane in lanes} - {""}):
+            vitals[WAITS_FOR] = targets
         if work.waiting_for_rate and rate is not None:
             vitals["waiting_for_rate_by"] = largest(rate.waiting(lanes) + self.queue.far_by_rate(lanes))
         if tenants := self.queue.tenants(lanes):

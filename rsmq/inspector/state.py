@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from rsmq.heartbeat.circles import targets_of
 from rsmq.model.clock import LATEST_MS
 from rsmq.model.held_name import HeldName, read_holds
 from rsmq.model.layout import Layout, plain_distribution
@@ -132,7 +133,8 @@ class MemberState:
     `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `pending`: what the server has delivered to it and it has
     not settled. `work`: what it did with these messages at its last heartbeat. `waiting_for_rate_by`: the keys or names
     with most messages that wait for a rate, where the rate tells messages apart. `waiting_by_tenant`: the tenants with
-    most messages that have not started and do not wait behind a key.
+    most messages that have not started and do not wait behind a key. `outputs_wait_for`: full topics
+    into which its handlers have published.
     """
 
     topic: str
@@ -150,6 +152,7 @@ class MemberState:
     work: Work = NO_WORK
     waiting_for_rate_by: tuple[tuple[str, int], ...] = ()
     waiting_by_tenant: tuple[tuple[str, int], ...] = ()
+    outputs_wait_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,4 +307,5 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         work=Work.read(vital),
         waiting_for_rate_by=counts(most),
         waiting_by_tenant=counts(vital.get("waiting_by_tenant")),
+        outputs_wait_for=tuple(targets_of(vital)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,9 @@ from anyio.to_thread import run_sync
 from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq.consumer.settling import outputs as outputs_module
 from rsmq.errors import BrokerUnavailable, TooLarge, TopicFull
+from rsmq.heartbeat.circles import circle_through, targets_of
 from rsmq.redis.scripts import SETTLE_OUTPUTS
 from tests.contract.witness import ask, settled
 from tests.patience import until
@@ -495,3 +498,41 @@ async def test_outputs_into_the_own_full_topic_go_on(settings: Settings, partiti
         async with broker.running():
             await until(lambda: hops.count(3) == stored, "all steps are handled")
     assert [hops.count(hop) for hop in range(4)] == [stored] * 4
+
+
+@pytest.mark.parametrize("topics", [2, 3])
+async def test_full_topics_that_publish_into_each_other_go_on(
+    settings: Settings, topics: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each waits for room that only the next one can make. The circle is found, named, and every step is handled."""
+    monkeypatch.setattr(outputs_module, "STANDING", 0.2)
+    given = replace(settings, preflight="warn", partitions=1, max_length=5, lease_ttl=timedelta(seconds=1))
+    broker, steps = Broker(given), Counter[int]()
+    names = [f"step{number}" for number in range(topics)]
+
+    def serve(number: int) -> None:
+        @broker.handler(names[number], group="g")
+        async def work(left: int, message: Message) -> None:
+            steps[left] += 1
+            if left:
+                await message.publish(names[(number + 1) % topics], left - 1, key=message.key)
+
+    async with broker:
+        for number, name in enumerate(names):
+            serve(number)
+            for at in range(5):
+                await broker.publish(name, 4, key=f"{name}{at}")
+        async with broker.running():
+            await until(lambda: steps[0] == 5 * topics, "all steps are handled")
+            longest = max([await broker.client.execute_command("XLEN", broker.keys.stream(name, 0)) for name in names])
+    assert steps == dict.fromkeys(range(5), 5 * topics)
+    assert longest <= 10, "twice the limit"
+    assert "topics wait for each other in a circle" in caplog.text
+
+
+async def test_a_circle_is_a_way_back() -> None:
+    """A chain of full topics is none: it ends where nothing waits."""
+    assert circle_through("a", {"a": ["b"], "b": ["c"], "c": ["a", "d"]}) == ["a", "b", "c"]
+    assert circle_through("a", {"a": ["b"], "b": ["c"], "c": ["b"]}) == []
+    assert circle_through("a", {"a": ["b"], "b": ["c"]}) == []
+    assert targets_of({"outputs_wait_for": "a"}) == targets_of({"outputs_wait_for": [1]}) == []

@@ -206,3 +206,16 @@ def test_out_stream_that_does_not_drain_is_named() -> None:
     (finding,) = judge(facts(outputs=[old]))
     assert finding.topic == "outputs"
     assert "3 outputs of orders.0/billing wait for 90 s" in finding.text
+
+
+def test_topics_that_wait_for_each_other_are_named() -> None:
+    """A chain of full topics is a slow consumer at its end, and no circle."""
+    chain = [replace(MEMBER, topic="orders", outputs_wait_for=("bills",)), replace(MEMBER, topic="bills")]
+    circle = [chain[0], replace(chain[1], outputs_wait_for=("orders",))]
+    found = [
+        [each.text for each in judge(facts(replace(GROUP, members=tuple(members)))) if "each other" in each.text]
+        for members in (chain, circle)
+    ]
+    assert found[0] == []
+    (text,) = found[1]
+    assert "bills -> orders -> bills" in text

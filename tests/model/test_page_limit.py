@@ -11,7 +11,7 @@ from rsmq.model.page_limit import FIRST_HOLD, LEAST, SHORT, PageLimit
 
 
 class Clock:
-    """Goes when it is told to."""
+    """Moves when a test sets it."""
 
     now = 100.0
 

@@ -14,6 +14,7 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.outgoing import MessageOutputs
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, TooLarge, TopicFull
+from rsmq.heartbeat.circles import standing_circle
 from rsmq.model.backoff import Backoff
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -33,6 +34,10 @@ PAGE_OUTPUTS: Final = 200
 PAGE_BYTES: Final = 1 << 20
 """Of one call, if it settles more than one message."""
 FIRST_PAUSE: Final = 0.05
+STANDING: Final = 5.0
+"""Seconds for which a target has had no room, before a circle is looked for: members have said by then what waits."""
+CIRCLE_COUNTS: Final = 30.0
+"""Seconds for which a circle that was found counts."""
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two attempts, while a target is full or the server is away."""
 
@@ -179,7 +184,7 @@ class Outputs:
         arguments = OutputArguments(self._producer, every, first=(lane.stream, lane.lease_key, lane.retry_key), out=out)
         streams, zsets, has_rules = arguments.counts
         if lane.outgoing.can_swap:
-            has_rules = 2
+            has_rules = 3 if lane.outgoing.can_swap_anywhere else 2
         args: list[Value] = [self._member, lane.epoch, lane.group, is_again, streams, zsets, has_rules]
         for entry_id, entry in page:
             args += (entry_id, len(entry.stored))
@@ -190,6 +195,8 @@ class Outputs:
     def _page(self, lane: Lane) -> list[tuple[bytes, MessageOutputs]]:
         page, count, size = list[tuple[bytes, MessageOutputs]](), 0, 0
         for entry_id, entry in lane.outgoing.waiting.items():
+            if page and lane.outgoing.can_swap_anywhere:
+                break
             count += len(entry.outputs)
             size += sum(output.size for output in entry.outputs)
             if page and (count > PAGE_OUTPUTS or size > PAGE_BYTES):
@@ -240,14 +247,34 @@ class Outputs:
         if not removed and can_swap and output.topic == lane.topic:  # it would wait for itself
             lane.outgoing.swap(True)
             return True
+        if not removed and can_swap and await self._is_in_circle(lane, output.topic):
+            lane.outgoing.swap(True, anywhere=True)
+            return True
         if not removed:
-            self._note_full(lane, key, f"the consumers of {output.topic!r} catch up, or raise its max_length")
+            remedy = f"the consumers of {output.topic!r} catch up, or raise its max_length"
+            self._note_full(lane, key, remedy, output.topic)
         return removed > 0
 
-    def _note_full(self, lane: Lane, key: str, remedy: str) -> None:
+    async def _is_in_circle(self, lane: Lane, target: str) -> bool:
+        """Whether topics wait for each other in a circle: then each would stand still for ever."""
+        if not lane.outgoing.is_in_circle and lane.outgoing.stands(STANDING):
+            try:
+                found = await standing_circle(self._client, self._keys, lane.topic, target)
+            except BrokerError as error:
+                log.debug("it is not known whether %s stands in a circle: %s", lane.stream, error)
+                return False
+            if found:
+                lane.outgoing.circle(CIRCLE_COUNTS)
+                log.warning(
+                    "topics wait for each other in a circle, each of them full: %s. Each message makes room for one "
+                    "output now, up to twice the limit: raise their max_length", " -> ".join([*found, found[0]]),
+                )  # fmt: skip
+        return lane.outgoing.is_in_circle
+
+    def _note_full(self, lane: Lane, key: str, remedy: str, topic: str = "") -> None:
         if not lane.outgoing.is_full:
             log.warning(
                 "%s is full: %s waits with the outputs of handled messages, and reads nothing new. Let %s", key,
                 lane.stream, remedy,
             )  # fmt: skip
-        lane.outgoing.note_full(True)
+        lane.outgoing.note_full(True, topic)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.producer.output import Output
 
@@ -36,9 +37,14 @@ class Outgoing:
     """The outputs of one lane. `kept` has those of messages that run or are done. In `waiting` they wait for the answer
     of the script that settles their message, in order. `is_full`: a target has no room for the first of them.
     `can_swap`: the next call may put one output of each message into its own full topic, which the message leaves.
+    `can_swap_anywhere`: one output of the first message into any full topic, because topics wait for each other in a
+    circle. `waits_for`: the topic that has no room, `full_since` (monotonic).
     """
 
-    __slots__ = ("can_swap", "is_full", "is_served", "kept", "waiting")
+    __slots__ = (
+        "can_swap", "can_swap_anywhere", "circle_until", "full_since", "is_full", "is_served", "kept", "waiting",
+        "waits_for",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.kept: dict[bytes, MessageOutputs] = {}
@@ -46,6 +52,11 @@ class Outgoing:
         self.is_served = False
         self.is_full = False
         self.can_swap = False
+        self.can_swap_anywhere = False
+        self.circle_until = 0.0
+        """Until when its topic counts as part of a circle that stands still (monotonic)."""
+        self.waits_for = ""
+        self.full_since = 0.0
 
     @property
     def has_room(self) -> bool:
@@ -98,13 +109,33 @@ class Outgoing:
         for entry in unsent:
             entry.is_sent = False
 
-    def note_full(self, is_full: bool) -> None:
-        """Whether the target of the first of them has no room."""
+    def note_full(self, is_full: bool, topic: str = "") -> None:
+        """Whether the target of the first of them has no room, and which topic that is."""
+        if topic != self.waits_for:
+            self.waits_for = topic
+            self.full_since = monotonic()
         self.is_full = is_full
 
-    def swap(self, can_swap: bool) -> None:
+    def stands(self, seconds: float) -> bool:
+        """Whether the same topic has had no room for so long. The time begins anew then."""
+        has_stood = bool(self.waits_for) and monotonic() - self.full_since >= seconds
+        if has_stood:
+            self.full_since = monotonic()
+        return has_stood
+
+    def circle(self, seconds: float) -> None:
+        """Its topic is part of a circle that stands still: that counts for so long."""
+        self.circle_until = monotonic() + seconds
+
+    @property
+    def is_in_circle(self) -> bool:
+        """Whether that counts now."""
+        return monotonic() < self.circle_until
+
+    def swap(self, can_swap: bool, *, anywhere: bool = False) -> None:
         """Whether the next call may."""
         self.can_swap = can_swap
+        self.can_swap_anywhere = can_swap and anywhere
 
     def take_all(self) -> list[Message]:
         """Give up what waits. Returns the messages."""

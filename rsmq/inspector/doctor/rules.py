@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final
 
+from rsmq.heartbeat.circles import circle_through
 from rsmq.inspector.doctor.facts import QueueFacts
 from rsmq.inspector.doctor.mqtt import check_mqtt
 from rsmq.inspector.text import timestamp
@@ -260,6 +261,22 @@ def check_outputs(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_circles(facts: QueueFacts) -> Iterator[str]:
+    """No topics wait for each other."""
+    waits, named = dict[str, set[str]](), set[frozenset[str]]()
+    for member in facts.board.members:
+        if member.heard_ago is not None:
+            waits.setdefault(member.topic, set()).update(member.outputs_wait_for)
+    for topic in sorted(waits):
+        circle = circle_through(topic, waits)
+        if circle and frozenset(circle) not in named:
+            named.add(frozenset(circle))
+            yield (
+                f"handlers publish into full topics that wait for each other: {' -> '.join([*circle, circle[0]])}. "
+                f"Raise the limit of one of them: `rsmq topic set {circle[0]} --max-length N`"
+            )
+
+
 def check_gateways(facts: QueueFacts) -> Iterator[str]:
     """MQTT gateways and their clients, where there are some."""
     if facts.mqtt is not None:
@@ -308,7 +325,7 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
-    check_dead_letters: "dead letters", check_outputs: "outputs",
+    check_dead_letters: "dead letters", check_outputs: "outputs", check_circles: "outputs",
     check_gateways: "mqtt", check_schedules: "schedule",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""

@@ -2,7 +2,7 @@
 -- PURPOSE  Acknowledge handled messages of one partition and store the outputs of their handlers: both or neither.
 -- KEYS     1 stream  2 lease hash  3 retry zset  then the keys of the outputs, each once: streams, delayed zsets, dedups
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 again:0|1 (1: an earlier call may have been executed)
---          5 streams:int  6 zsets:int  7 has_rules:0|1|2 (2: swap)  then per message: stream id, outputs:int, and per output:
+--          5 streams:int  6 zsets:int  7 has_rules:0|1|2|3 (2: swap, 3: anywhere)  then per message: stream id, outputs:int, and per output:
 --          target:int (an index in KEYS), rule, n:int, n values (field, value, ... or a packed entry). A rule is '' (no limit) or
 --          'max_length:int reject|trim dedup:int (an index, or 0) window_ms:int due (ms since 1970, '+ms' from now, or '')'
 -- RETURNS  {'OK', messages done with:int, acknowledged:int, index of a full target or 0} or {'STALE_EPOCH'}
@@ -11,7 +11,8 @@
 --          allow-oom a server without memory refuses the whole call. A message without room holds back those after it:
 --          their order counts. Under a lease only the owner settles: on a first call, a message that is not pending lost
 --          its consumer (see start_message), unless the group was created again and will receive it once more.
---          Swap: a message makes room for one output into its own topic, which else would wait for itself for ever.
+--          Swap: a message makes room for one output into its own topic, which else would wait for itself for ever, or
+--          into any up to twice its limit, where full topics wait for each other in a circle.
 -- USES     dict, acknowledge, can_write, can_append, delay_score
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
@@ -29,10 +30,9 @@ for index = 4, #KEYS do
 end
 
 local function topic_of(stream) return stream:match('^(.*)%.') end
-
 -- walk over the outputs of a message: measure them (returns the end, and a target without room), or store them
 local function walk(at, count, is_storing)
-  local full, has_rules, can_swap = 0, ARGV[7] ~= '0', ARGV[7] == '2'
+  local full, has_rules, can_swap, is_any = 0, ARGV[7] ~= '0', ARGV[7] >= '2', ARGV[7] == '3'
   for _ = 1, count do
     local target, last, id = tonumber(ARGV[at]), at + 2 + ARGV[at + 2], nil
     local max, on_full, dedup, window, due
@@ -43,7 +43,8 @@ local function walk(at, count, is_storing)
     elseif not is_storing then
       lengths[target] = lengths[target] + 1
       if max > 0 and on_full == 'reject' and due == '' and lengths[target] > max then
-        full, can_swap = can_swap and topic_of(KEYS[target]) == topic_of(KEYS[1]) and full or target, false
+        local fits = is_any and lengths[target] <= 2 * max or topic_of(KEYS[target]) == topic_of(KEYS[1])
+        full, can_swap = can_swap and fits and full or target, false
       end
     elseif due and due ~= '' then
       id = tonumber(due) + (due:sub(1, 1) == '+' and now or 0)
