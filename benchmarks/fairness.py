@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.lending import show
+from benchmarks.tenants import show as show_tenants
 from rsmq.broker import Broker
 from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate
@@ -301,6 +302,7 @@ async def main() -> None:
                     results.append(await measure(server, "b", read_ahead, factor * chosen.waiting))
             print(Row(what, goal, *results), flush=True)
     await show(chosen.only)
+    await show_tenants(chosen.only, chosen.waiting)
 
 
 if __name__ == "__main__":

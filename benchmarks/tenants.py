@@ -24,7 +24,7 @@ class Shared:
     """A handler that several tenants share: 16 calls at once, 5 ms each. `waits` are those of quiet tenants."""
 
     def __init__(self, server: ThrowawayServer, prefix: str, *, is_fair: bool, **options: Any) -> None:
-        self.broker = Broker(Settings(url=server.url, prefix=prefix, partitions=1, preflight="off"))
+        self.broker = Broker(Settings(url=server.url, prefix=prefix, partitions=1))
         self.waits: list[float] = []
         self.served: list[str] = []
         if is_fair:

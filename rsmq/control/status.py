@@ -16,7 +16,15 @@ from rsmq.model.words import count
 
 State = Literal["delayed", "stored", "cancelled", "removed", "archived", "unknown"]
 GroupState = Literal[
-    "unread", "waiting_for_key", "running", "waiting_for_retry", "settled", "dead", "cancelled", "not_addressed"
+    "unread",
+    "waiting_for_key",
+    "waiting_for_turn",
+    "running",
+    "waiting_for_retry",
+    "settled",
+    "dead",
+    "cancelled",
+    "not_addressed",
 ]
 
 MOST_BEFORE: Final = 10_000
@@ -29,6 +37,8 @@ class GroupStatus:
 
     - `unread`: no member has it yet; `before` messages are delivered first.
     - `waiting_for_key`: `member` has it, and `behind`, an earlier message of its key, is not done.
+    - `waiting_for_turn`: `member` has it and has provably not started it: it waits for a rate, or for the turn of its
+      tenant.
     - `running`: in the hands of `member` since `since`: it runs, or starts next.
     - `waiting_for_retry`: attempt `attempt` failed with `error`; the next one is due at `due`.
     - `settled`: this group is done with it. If `expired` is a time, it was handled before then, or dropped: the server
@@ -68,6 +78,8 @@ class GroupStatus:
                 return f"unread, {many}{count(self.before or 0, 'message')} before it{last}"
             case "waiting_for_key":
                 return f"waits behind {self.behind} of its key, in the hands of {self.member} since {self.since}{last}"
+            case "waiting_for_turn":
+                return f"waits for a rate or for its turn, in the hands of {self.member}: it has not started{last}"
             case "running":
                 return f"in the hands of {self.member} since {self.since}, attempt {self.attempt}{last}"
             case "waiting_for_retry":
@@ -166,11 +178,15 @@ def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 
     if not report.member:
         return GroupStatus(group, "settled", failed=failed)
     since = moment(report.now) - timedelta(milliseconds=report.idle_ms)
-    state: GroupState = "waiting_for_key" if behind else "running"
+    state: GroupState = "waiting_for_key" if behind else "running" if report.deliveries else "waiting_for_turn"
     return GroupStatus(
         group, state, member=text(report.member), since=since, attempt=report.deliveries, behind=behind or None,
         error=error, failed=failed,
     )  # fmt: skip
+
+
+STARTABLE: Final = ("unread", "waiting_for_key", "waiting_for_turn", "waiting_for_retry", "settled")
+"""States in which an expired message does not start any more, or is settled."""
 
 
 def expired(message: Message, status: GroupStatus, now_ms: int) -> datetime | None:
@@ -179,7 +195,7 @@ def expired(message: Message, status: GroupStatus, now_ms: int) -> datetime | No
     A running attempt goes on. An expired message that becomes a dead letter is one, or was settled before.
     """
     left = message._lifetime(now_ms)
-    if left is None or left > 0 or status.state not in ("unread", "waiting_for_key", "waiting_for_retry", "settled"):
+    if left is None or left > 0 or status.state not in STARTABLE:
         return None
     return None if status.state == "settled" and message._becomes_dead else message.expires
 

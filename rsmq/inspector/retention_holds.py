@@ -100,7 +100,9 @@ async def retention_holds(client: Client, keys: Keys, topic: Topic, partition: i
         RetentionHold(
             f"group {needs.group}",
             min(needs.oldest_ids, key=_order),
-            needs.why + await _unsent(client, keys, topic, partition, needs.group),
+            needs.why
+            + await _unstarted(client, keys, topic, partition, needs)
+            + await _unsent(client, keys, topic, partition, needs.group),
         )
         for needs in groups
         if needs.is_holding
@@ -118,6 +120,16 @@ async def retention_holds(client: Client, keys: Keys, topic: Topic, partition: i
 
 def _message_id(entry_id: bytes, fields: list[bytes]) -> str:
     return dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", entry_id).decode(errors="backslashreplace")
+
+
+async def _unstarted(client: Client, keys: Keys, topic: Topic, partition: int, needs: GroupNeeds) -> str:
+    """What the oldest pending message waits for, if it has not started."""
+    if needs.oldest_pending is None:
+        return ""
+    stream, oldest = keys.stream(topic.name, partition), needs.oldest_pending
+    rows = await client.execute_command("XPENDING", stream, needs.group, oldest, oldest, 1)
+    is_put_aside = rows and rows[0][3] == 0
+    return "; that one has not started: it waits for its key, a rate or its turn" if is_put_aside else ""
 
 
 async def _unsent(client: Client, keys: Keys, topic: Topic, partition: int, group: str) -> str:

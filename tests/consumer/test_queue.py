@@ -378,3 +378,29 @@ def test_withdrawing_one_lane_keeps_the_others() -> None:
     assert len(queue.withdraw(theirs)) == 2
     assert [message.origin for message in queue.ready] == [mine]
     assert queue.in_flight == 1
+
+
+def test_member_bound_leaves_only_partitions_below_their_share() -> None:
+    """A lane is full at its bound. When all have ten times that together, those go on that have less than their share,
+    so the sum stays below twenty times the bound."""
+    queue = Queue(is_ordered=True)
+    queue.read_ahead(10, 2, 1, lambda: None)
+    lanes = [make_lane(number) for number in range(25)]
+
+    def wait(lane: Lane, count: int) -> None:
+        for number in range(count):
+            lane.flows.keep_in(("a", None), make_message(lane, lane.flows.far + number + 1, None), None, 0)
+
+    wait(lanes[0], 9)
+    assert queue.has_room(lanes[0], lanes), "below its own bound"
+    wait(lanes[0], 1)
+    assert not queue.has_room(lanes[0], lanes), "at its bound; the others go on"
+    assert all(queue.has_room(lane, lanes) for lane in lanes[1:])
+    for lane in lanes[1:11]:
+        wait(lane, 9)
+    assert queue.far(lanes) == 100
+    assert [queue.has_room(lane, lanes) for lane in lanes] == [False] * 11 + [True] * 14, "four each is their share"
+    for lane in lanes[11:]:
+        while queue.has_room(lane, lanes):
+            wait(lane, 1)
+    assert queue.far(lanes) == 100 + 14 * 4 <= 200

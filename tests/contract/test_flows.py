@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
+import redis.asyncio
 
 from rsmq import Broker, Message, RetryPolicy
 from rsmq.control import Cancelled
@@ -210,3 +212,46 @@ async def test_group_that_is_made_again_forgets_the_ids(hot: Hot, ending: str) -
         await settled(hot.broker, "t")
     last = [hot.order.index(n) for n in range(5 * PREFETCH)]
     assert last == sorted(last), "first successes are in order"
+
+
+async def test_handler_without_options_sends_the_commands_that_it_sent_before_reading_ahead(
+    make_broker: Make, witness: Witness
+) -> None:
+    """Byte for byte, while no key is hot: recorded with commit 92ae696, before there were flows."""
+    broker, found = make_broker(partitions=1), list[str]()
+
+    @broker.handler("t", group="g")
+    async def handle(order: dict[str, int]) -> None:
+        witness.note(order["n"])
+
+    async def listen() -> None:
+        async with redis.asyncio.Redis.from_url(broker.settings.url) as client, client.monitor() as monitor:
+            listening.set()
+            async for each in monitor.listen():
+                words = each["command"].split()
+                if broker.keys.stream("t", 0) in each["command"] and words[0] in PATH:
+                    found.append(each["command"])
+
+    listening = anyio.Event()
+    async with broker.running(), anyio.create_task_group() as tasks:
+        await broker.publish("t", {"n": 0}, key="a")
+        await settled(broker, "t")
+        tasks.start_soon(listen)
+        await listening.wait()
+        for n in range(1, 4):
+            await broker.publish("t", {"n": n}, key=f"k{n}")
+            await until(lambda: sum(each.startswith("XACK") for each in found) >= n, "it is settled")  # noqa: B023
+        member = broker.worker.member if broker.worker is not None else ""
+        tasks.cancel_scope.cancel()
+    stream = broker.keys.stream("t", 0)
+    sent = [re.sub(r"\d{13}-\d+", "ID", each) for each in found]
+    assert set(sent) == {
+        f"EXISTS {broker.keys.cancels('t', 0, 'g')}",
+        f"XACK {stream} g ID",
+        f"XREADGROUP GROUP g {member} COUNT 1000 BLOCK 2000 STREAMS {stream} >",
+    }
+    assert sent.count(f"XACK {stream} g ID") == 3
+
+
+PATH = ("XREADGROUP", "XACK", "XCLAIM", "XRANGE", "EXISTS")
+"""Commands of the way of a message, but not of heartbeats and audits; XACK is that of the script that settles it."""

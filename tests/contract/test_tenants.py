@@ -176,3 +176,24 @@ async def test_tenants_whose_provider_is_used_up_take_its_starts_in_turn(one: Br
     noisy = sum(who == "noisy" for who, _ in seen[: seen.index(("quiet", 9))])
     assert noisy <= 40, "about one of the noisy tenant for each of the quiet one"
     await asyncio.sleep(0)
+
+
+async def test_what_waits_for_a_rate_is_seen_everywhere(one: Broker, witness: Witness) -> None:
+    """Where it is, what keeps a topic from being trimmed, who has most: and no handler is said to hang."""
+    shared = Shared(one, witness, rate=Rate(1, per="1h", by=tenant), tenant=lambda message: message.headers["tenant"])
+    shared.gate.set()
+    async with one.running():
+        await shared.publish("noisy", 10 * PREFETCH)
+        await until(lambda: far_of(one) > 5 * PREFETCH, "most wait as ids")
+        (consumer,) = one.worker.consumers  # type: ignore[union-attr]
+        lane = consumer.lanes[0]
+        await until(lambda: not lane.flows.aside, "the server knows it")
+        name, number = next(iter(lane.flows.named.counts()))
+        assert name == ("noisy", "noisy")
+        assert number == far_of(one)
+        waits = [*lane.flows.named.ids()]
+        status = await one.look(f"{lane.partition}/{waits[5].decode()}", topic="t")
+        assert [(each.state, each.member) for each in status.groups] == [("waiting_for_turn", consumer.member)]
+        assert consumer._vitals()["waiting_by_tenant"] == {"noisy": 10 * PREFETCH - 2}
+        assert consumer._vitals()["waiting_for_rate_by"] == {"noisy": 10 * PREFETCH - 1}
+        assert consumer.tenants == [10 * PREFETCH - 2]

@@ -43,7 +43,10 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class OldestPending:
-    """The oldest pending entry of a group in a partition. `is_gone`: the stream does not have it any more."""
+    """The oldest pending entry of a group in a partition. `is_gone`: the stream does not have it any more.
+
+    `may_run`: it may have started; what was put aside, and waits for its key, a rate or its tenant's turn, has not.
+    """
 
     topic: str
     group: str
@@ -52,6 +55,7 @@ class OldestPending:
     consumer: str
     idle: timedelta
     is_gone: bool
+    may_run: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,8 @@ async def oldest_pending(client: Client, keys: Keys, partitions: Sequence[tuple[
     )
     return [
         OldestPending(
-            *each, row[0].decode(), row[1].decode(errors="replace"), timedelta(milliseconds=row[2]), not entry
+            *each, row[0].decode(), row[1].decode(errors="replace"), timedelta(milliseconds=row[2]), not entry,
+            may_run=row[3] > 0,
         )
         for (each, row), entry in zip(found, entries, strict=True)
     ]  # fmt: skip

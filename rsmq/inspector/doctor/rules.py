@@ -200,7 +200,7 @@ def check_pending(facts: QueueFacts) -> Iterator[str]:
                 f"it any more: another client deleted or trimmed it. The partition's next owner drops it; restart "
                 f"{each.consumer}"
             )
-        elif each.idle > LONG and (each.topic, each.group, each.consumer) in live:
+        elif each.may_run and each.idle > LONG and (each.topic, each.group, each.consumer) in live:
             yield (
                 f"{each.id} of {each.topic}.{each.partition}/{each.group} has been pending for {each.consumer} for "
                 f"{duration(each.idle)}: its handler hangs. Give it `timeout=`, or restart that worker"
