@@ -127,17 +127,22 @@ async def same_partition(server: ThrowawayServer, prefix: str, read_ahead: int, 
     return f"{max(scene.waits.values()):.2f} s" if is_all else f"> {LONGEST:.0f} s"
 
 
-async def by_a_name(server: ThrowawayServer, prefix: str, read_ahead: int, waiting: int) -> str:
-    """One message of a quiet name behind a noisy one whose rate is used up, of 500 keys."""
+async def by_a_name(server: ThrowawayServer, prefix: str, read_ahead: int, waiting: int, keys: int = 500) -> str:
+    """One message of a quiet name behind a noisy one whose rate is used up, of so many keys."""
     rate = Rate(500, per="1s", by=lambda message: message.headers["tenant"])
     scene = Scene(server, prefix, read_ahead, rate=rate)
     async with scene.broker:
-        await scene.publish([f"hot{n % 500}" for n in range(waiting)], headers={"tenant": "noisy"})
+        await scene.publish([f"hot{n % keys}" for n in range(waiting)], headers={"tenant": "noisy"})
     async with scene.broker.running():
         await scene.settles(waiting)
         await scene.publish(["quiet"], headers={"tenant": "quiet"})
         is_all = await scene.until(lambda: scene.done == 1)
     return f"{scene.waits['quiet']:.2f} s" if is_all else f"> {LONGEST:.0f} s"
+
+
+async def by_a_name_of_different_keys(server: ThrowawayServer, prefix: str, read_ahead: int, waiting: int) -> str:
+    """The same where no two messages have the same key."""
+    return await by_a_name(server, prefix, read_ahead, waiting, keys=waiting)
 
 
 async def take_over(server: ThrowawayServer, prefix: str, read_ahead: int, waiting: int) -> str:
@@ -257,13 +262,28 @@ async def behind_long_handlers(server: ThrowawayServer, prefix: str, bands: int,
     return f"{1000 * max(scene.waits):.0f} ms"
 
 
+async def memory_of_keys(server: ThrowawayServer, prefix: str, read_ahead: int, waiting: int) -> str:
+    """The same where all keys differ, and wait for the rate of one name."""
+    scene = Scene(server, prefix, read_ahead, rate=Rate(1, per="1h", by=lambda _: "all"))
+    async with scene.broker:
+        for at in range(0, waiting, 5000):
+            await scene.publish([f"hot{n}" for n in range(at, at + 5000)])
+    async with scene.broker.running():
+        await asyncio.sleep(0.2)
+        base = rss()
+        await scene.until(lambda: scene.far > 0.95 * waiting - 8000, 60)
+        return f"{rss() - base:.0f} MB with {scene.far:,}"
+
+
 Measure = Callable[[ThrowawayServer, str, int, int], Awaitable[str]]
 ROWS: Final[tuple[tuple[str, str, Measure, int], ...]] = (
     ("rate of 5 000 messages of other partitions, of that without the hot key", "≥ 90 %", other_partitions, 1),
     ("longest wait of 20 other keys of the same partition", "≤ 0.2 s", same_partition, 1),
     ("one message of a quiet name behind a noisy one, whose rate is used up", "≤ 1 s", by_a_name, 1),
+    ("the same, of different keys", "≤ 1 s", by_a_name_of_different_keys, 1),
     ("take-over, beyond that of one with nothing waiting", "≤ 1 s", take_over, 1),
     ("memory of a member, eight hot keys", "≤ 60 MB for 800 000", memory, 8),
+    ("memory of a member, all keys differ", "≤ 120 MB for 800 000", memory_of_keys, 8),
     ("p99 of a one-time password behind a campaign (bands)", "≤ 2 × idle", behind_a_campaign, 1),
     ("the same, all slots in handlers of a minute, one reserved (bands)", "at once", behind_long_handlers, 1),
 )

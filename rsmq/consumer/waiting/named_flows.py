@@ -13,6 +13,8 @@ FlowName = tuple[str | None, str | None]
 """A tenant, and the name of a rate. What has the same of both waits for the same thing."""
 POSITION_BITS: Final = 40
 POSITION: Final = (1 << POSITION_BITS) - 1
+HASH: Final = (1 << 60) - 1
+"""A longer number would take sixteen bytes more."""
 SPARE_KEYS: Final = 1024
 """Keys beyond twice the ids, before those whose last message has left are looked for."""
 
@@ -66,13 +68,13 @@ class NamedFlows:
 
     def flow_of(self, key: bytes) -> FlowName | None:
         """The flow in which the last message of a key waits. None: no message of it does."""
-        last = self._last_of.get(hash(key))
+        last = self._last_of.get(hash(key) & HASH)
         if last is None:
             return None
         flow = self._by_number.get(last >> POSITION_BITS)
         if flow is not None and last & POSITION >= flow.gone:
             return flow.name
-        del self._last_of[hash(key)]
+        del self._last_of[hash(key) & HASH]
         return None
 
     def append(self, name: FlowName, message: Message, key: bytes | None) -> tuple[int, int]:
@@ -83,7 +85,7 @@ class NamedFlows:
             flow = self._flows[name] = self._by_number[self._numbers] = NamedFlow(name, self._numbers)
         halves = flow.ids.append(message.entry_id)
         if key is not None:
-            self._last_of[hash(key)] = flow.number << POSITION_BITS | flow.gone + len(flow.ids) - 1
+            self._last_of[hash(key) & HASH] = flow.number << POSITION_BITS | flow.gone + len(flow.ids) - 1
         self.count += 1
         return halves
 
