@@ -33,7 +33,9 @@ class MessageRef(str):
     """The ordering key, or None."""
     is_new: bool | None
     """Whether this call has stored it. False: a message of its id was there. None: it is stored, but a reply was lost,
-    so this call or an earlier one may have done it (outputs: it is decided when the message is settled)."""
+    so this call or an earlier one may have done it; or a message with another key may have the id where that cannot be
+    seen (on a cluster; with `unique` and an id of your own); or it is decided later (outputs: when their message is
+    settled)."""
     is_same: bool | None
     """Whether the stored message has this payload and key. False: the id was used for something else, which counts, and
     this is not stored. None: not known, such as after the other one has been trimmed."""

@@ -26,12 +26,14 @@ class Claim:
 
     A write tries to store the message, or asks each group where `holder` is, or gives a delayed holder another due time
     (`extends`). `seen` is the holder that has ended before the next try, or that it replaces. `is_sent`: a try may have
-    been executed, whose reply is not there; `was_sent`: before this one.
+    been executed, whose reply is not there; `was_sent`: before this one. `knows_id`: whether a message with its id and
+    another key would be seen.
     """
 
     fields: Fields
     unique: Unique
     due: str
+    knows_id: bool = True
     holder: Holder | None = None
     extends: bool = False
     seen: Holder | None = None
@@ -152,7 +154,7 @@ class Claims(Batch):
             claim.answer = (None if claim.was_sent else False, None)
             return b""
         if word == b"OK":
-            claim.answer = NEW
+            claim.answer = NEW if claim.knows_id else (None, True)
             if len(rest) > 1:
                 unique = self.keys.unique(self.topic.name, self.partition)
                 log.warning("%s: replaced the record of %r, which rsmq cannot read", unique, claim.unique.name)

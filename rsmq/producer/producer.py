@@ -168,10 +168,10 @@ class Producer:
         due = due_time(delay, at) if is_delayed else ""
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra)
-        if name is not None:
-            entry = Claim(entry, name, due)
         block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
+        if name is not None:
+            entry = Claim(entry, name, due, message_id is None or len(target.numbers) == 1)
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
         if isinstance(batch, Delay):
             batch.due.setdefault(identity, due)

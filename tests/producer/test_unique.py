@@ -405,3 +405,19 @@ async def test_other_ways_to_publish_refuse_unique_and_say_what_to_do(broker: Br
             outbox.publish(session, "out", "x", unique="user-7")  # type: ignore[call-overload]
         assert await ask(broker, "XLEN", broker.keys.stream("out", 0)) == 0
     assert "message.publish takes no unique" in refused[0]
+
+
+async def test_unique_message_with_an_id_of_its_own_does_not_say_what_it_cannot_know(broker: Broker) -> None:
+    """A message with the same id and another key may be in another partition. In one partition it is known."""
+    async with broker:
+        await broker.topics.ensure("in", 8)
+        await broker.publish("in", "x", key="one", message_id="order-5")
+        refs = [
+            await broker.publish("in", "x", key=f"key {number}", unique=f"name {number}", message_id="order-5")
+            for number in range(20)
+        ]
+        assert {each.is_new for each in refs} == {None, False}
+        assert (await broker.publish("in", "x", key="other", unique="free")).is_new is True
+        await broker.topics.ensure("narrow", 1)
+        assert (await broker.publish("narrow", "x", key="a", unique="name", message_id="order-5")).is_new is True
+        assert (await broker.publish("narrow", "x", key="b", unique="other", message_id="order-5")).is_new is False
