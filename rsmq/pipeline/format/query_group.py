@@ -96,7 +96,7 @@ class QueryGroup:
         self._at[stream] = ""
 
     def _set(self, stream: Stream, upto: str, added: int) -> None:
-        """Move the group in a partition. It is created again if somebody has deleted it."""
+        """Move the group in a partition. It is created again if a command has deleted it."""
         try:
             self._ask_group("SETID", stream, upto, "ENTRIESREAD", added)
         except BrokerError as error:
