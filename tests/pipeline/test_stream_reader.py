@@ -406,3 +406,21 @@ def test_a_query_whose_group_was_deleted_makes_it_again(queries: Any, store: Sto
     query.reader.commit(json.loads(query.offset))
     (group,) = store.client.xinfo_groups(store.keys.stream(topic, 0))
     assert group["last-delivered-id"].decode() == store.entries(topic, 0)[-1][0]
+
+
+def test_a_query_with_a_name_leaves_a_deleted_topic_alone(queries: Any, store: Store, topic: str) -> None:
+    """Its streams are not made again, and the other topics go on."""
+    for name in (topic, f"{topic}x"):
+        store.make(name, 1)
+        add(store, name, 0, 1)
+    query = queries(subscribePattern=f"{topic}x?", startingOffsets="earliest", group="lake")
+    assert query.batch() == ["1", "1"]
+    store.client.srem(store.keys.topics, topic)
+    store.client.delete(store.keys.topic(topic), store.keys.stream(topic, 0), store.keys.group(topic, "lake"))
+    query.reader.commit(json.loads(query.offset))
+    add(store, f"{topic}x", 0, 2)
+    assert query.batch() == ["2"]
+    query.reader.commit(json.loads(query.offset))
+    assert not store.client.exists(store.keys.stream(topic, 0), store.keys.group(topic, "lake"))
+    (group,) = store.client.xinfo_groups(store.keys.stream(f"{topic}x", 0))
+    assert group["lag"] == 0

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import platform
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from pydantic_core import to_json
 
-from rsmq.errors import BrokerError, ConfigError, GroupMissing
+from rsmq.errors import BrokerError, ConfigError, GroupMissing, RsmqError
 from rsmq.model.clock import now_ms
-from rsmq.pipeline.format.offsets import Offsets, Stream
+from rsmq.pipeline.format.offsets import Offsets, Position, Stream
 from rsmq.pipeline.format.task_connection import TaskConnection
-from rsmq.redis.streams import QUERY, as_dict, is_missing
+from rsmq.redis.streams import QUERY, as_dict
 
 ALIVE_MS: Final = 15 * 60_000
 """For how long a query counts as running after its last trigger."""
@@ -34,30 +36,32 @@ class QueryGroup:
         self._at: dict[Stream, str] = {}
         self._topics: set[str] = set()
 
-    def join(self, at: Offsets) -> None:
-        """Exist in each partition, from these offsets on, and say that the query runs. Raises ConfigError if the group
-        belongs to workers or to another program."""
-        for topic in {topic for topic, _ in at.positions} - self._topics:
+    def join(self, starts: Mapping[Stream, Position]) -> None:
+        """Exist in each of these partitions, from there on, and say that the query runs. Raises ConfigError if the
+        group belongs to workers or to another program."""
+        topics = {topic for topic, _ in starts}
+        for topic in topics - self._topics:
             self._check(topic)
-        for stream, position in at.positions.items():
+        for stream, position in starts.items():
             if stream not in self._at:
-                self._create(stream, position.id, position.added)
-        for topic in {topic for topic, _ in at.positions}:
+                self._create(stream, position)
+        for topic in topics:
             self._say(topic)
 
     def move(self, upto: Offsets) -> None:
         """Everything up to these offsets is read."""
         for stream, position in upto.positions.items():
-            if self._at.get(stream) != position.id:
-                self._set(stream, position.id, position.added)
+            if self._at.get(stream, position.id) != position.id:  # not of a topic that was deleted
                 self._at[stream] = position.id
+                self._set(stream, position)
 
     def leave(self) -> None:
-        """The query has ended. The group stays."""
+        """The query has ended. The group stays. A server that is away forgets the member by itself."""
         keys = self._connection.keys
-        for topic in self._topics:
-            self._connection.ask("DEL", keys.alive(topic, self._name, self._member))
-            self._connection.ask("SREM", keys.members(topic, self._name), self._member)
+        with suppress(RsmqError):
+            for topic in self._topics:
+                self._connection.ask("DEL", keys.alive(topic, self._name, self._member))
+                self._connection.ask("SREM", keys.members(topic, self._name), self._member)
 
     def _check(self, topic: str) -> None:
         """Raise ConfigError if the group is not that of a query."""
@@ -82,10 +86,10 @@ class QueryGroup:
         self._connection.ask("SET", keys.alive(topic, self._name, self._member), about, "PX", ALIVE_MS)
         self._connection.ask("SADD", keys.members(topic, self._name), self._member)
 
-    def _create(self, stream: Stream, after: str, added: int) -> None:
+    def _create(self, stream: Stream, after: Position) -> None:
         """Create the group in a partition. It may be there, from an earlier run, and is then where that one ended."""
         try:
-            self._ask_group("CREATE", stream, after, "MKSTREAM", "ENTRIESREAD", added)
+            self._ask_group("CREATE", stream, after.id, "MKSTREAM", "ENTRIESREAD", after.added)
         except BrokerError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -95,16 +99,19 @@ class QueryGroup:
                 raise self._taken(stream[0], "other consumers") from None
         self._at[stream] = ""
 
-    def _set(self, stream: Stream, upto: str, added: int) -> None:
-        """Move the group in a partition. It is created again if a command has deleted it."""
+    def _set(self, stream: Stream, upto: Position) -> None:
+        """Move the group in a partition. It is made again if it was deleted, but not a stream that was."""
         try:
-            self._ask_group("SETID", stream, upto, "ENTRIESREAD", added)
-        except BrokerError as error:
-            if not isinstance(error, GroupMissing) and not is_missing(error):
-                raise
+            self._ask_group("SETID", stream, upto.id, "ENTRIESREAD", upto.added)
+        except GroupMissing:
             self._topics.discard(stream[0])
-            self._create(stream, upto, added)
+            self._create(stream, upto)
+            self._at[stream] = upto.id
             self._say(stream[0])
+        except BrokerError as error:
+            if "requires the key to exist" not in str(error):
+                raise
+            del self._at[stream]
 
     def _ask_group(self, verb: str, stream: Stream, at: str, *rest: Any) -> None:
         key = self._connection.keys.stream(*stream)

@@ -160,8 +160,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch: the newest entries, or as far as the limit allows."""
         before = Offsets.from_json(start)
-        self._note_group(before)
         ends = self._streams().ends() if self._target is None else self._target
+        self._join_group(before, ends)
         if self._waits(before, ends):
             return start
         if isinstance(limit, ReadMaxRows):
@@ -214,7 +214,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connection = TaskConnection(self._options.access)
         return SelectedStreams(self._connection, self._options.selection)
 
-    def _note_group(self, before: Offsets) -> None:
+    def _join_group(self, before: Offsets, ends: Offsets) -> None:
         """With `group`: the query is known on the server, and what it has not read is kept."""
         name = self._options.group
         if name is not None:
@@ -222,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._streams()
                 assert self._connection is not None
                 self._group = QueryGroup(self._connection, name)
-            self._group.join(before)
+            self._group.join({stream: start_of(stream, before, ends) for stream in ends.positions})
 
     def _waits(self, before: Offsets, ends: Offsets) -> bool:
         """Whether there are fewer messages than `minOffsetsPerTrigger`, and `maxTriggerDelay` has not passed. A query
