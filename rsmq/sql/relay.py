@@ -64,7 +64,8 @@ WAITING: Final = select(
 
 
 def due_of(due_ms: Any, created_at: Any, now: Any, *, is_coarse: bool) -> Any:
-    """When the server is to deliver a row: `+` and the ms that are left of a delay, or a moment as the row has it.
+    """When the server is to deliver a row: `+` and the ms that are left of a delay, below 0 when it is overdue, or the
+    moment that the row has.
 
     How long the row has waited is the difference of two times of the database, and the server counts the rest by its
     own clock: no two clocks meet. Raises ValueError for a row that another program has spoiled.
@@ -74,7 +75,7 @@ def due_of(due_ms: Any, created_at: Any, now: Any, *, is_coarse: bool) -> Any:
     if not all(isinstance(each, datetime | str) for each in (created_at, now)):
         raise ValueError(f"created_at is {created_at!r}, which is no time")
     waited = round((as_utc(now) - as_utc(created_at)).total_seconds() * 1000) - 1000 * is_coarse
-    return f"+{max(0, -due_ms - max(0, waited))}"
+    return f"+{-due_ms - max(0, waited)}"
 
 
 @dataclass(frozen=True, slots=True)

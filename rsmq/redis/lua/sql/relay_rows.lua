@@ -2,7 +2,8 @@
 -- KEYS     1 stream  2 delayed zset  3 relayed hash
 -- ARGV     1 outbox  2 turn (text of fixed width, rising)  3 max_length:int  4 on_full:reject|trim
 --          5 ids of rows (16 bytes each) that are deleted from the outbox
---          then per row: id (16 bytes), due:ms, '+' and ms from now, or '', n:int, n values (field, value, ...)
+--          then per row: id (16 bytes), due:ms, '+' and ms from now (below 0: overdue), or '', n:int,
+--          n values (field, value, ...)
 -- RETURNS  {'OK'|'FULL', appended:int, skipped:int, ids of the rows that are appended and not known to be deleted}, at
 --          last 'FOREIGN' if another client has written into the hash: it begins anew; or {'STALE'}. A row without room
 --          and those after it count as neither
@@ -32,10 +33,13 @@ if found[2] and #found[2] % 16 == 0 and found[2] ~= ARGV[5] then
 end
 local room = math.huge
 if max > 0 and not trim then room = max - redis.call('XLEN', KEYS[1]) end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local word, appended, skipped, at, trouble = 'OK', 0, 0, 6, nil
 while at <= #ARGV do
   local id, due, n = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  if due and ARGV[at + 1]:sub(1, 1) == '+' then due = now + due end
+  local left = ARGV[at + 1]:match('^%+(%-?%d+)$')
+  if left then due = now + tonumber(left) end
   local reply = {}
   if known[id] then
     skipped = skipped + 1
