@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVa
 from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler, build_handler
 from rsmq.handler.options import SingleOptions
-from rsmq.handler.payload import decoder_for
+from rsmq.handler.payload import decoder_for, refusal_of
 from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
@@ -74,6 +74,7 @@ class TypedTopic(Generic[T]):
         self.payload = payload
         """The type of the payloads."""
         decoder_for(payload)  # raises for a type that cannot be decoded
+        self._refusal = refusal_of(payload)
         is_class = isinstance(payload, type) and payload.__module__ not in UNCHECKED and not is_typed_dict(payload)
         self._class: type[T] | None = payload if is_class else None
         self._broker, self._add = broker, add
@@ -112,9 +113,11 @@ class TypedTopic(Generic[T]):
 
     def _checked(self, items: Iterable[T]) -> Iterable[T]:
         """The items, each checked when it is taken."""
-        return items if self._class is None else map(self._check, items)
+        return items if self._class is None and not self._refusal else map(self._check, items)
 
     def _check(self, payload: T) -> T:
+        if self._refusal:
+            raise ConfigError(f"nothing can be published to the typed topic {self.name!r}: {self._refusal}")
         if self._class is not None and not isinstance(payload, self._class):
             raise ConfigError(
                 f"topic {self.name!r} has payloads of {self._class.__name__}, not {type(payload).__name__}: publish "

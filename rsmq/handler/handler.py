@@ -5,6 +5,7 @@ Its signature becomes a decoder and a call. No I/O; this module does not know wh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +19,7 @@ from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
-from rsmq.handler.payload import Decoder, decode_nothing, decoder_for
+from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, refusal_of
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.service import Service
@@ -26,6 +27,8 @@ from rsmq.handler.signature import UNDECLARED, Signature, read_signature
 from rsmq.handler.tenants import Tenants
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
+
+log = logging.getLogger("rsmq.handler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -134,13 +137,16 @@ def build_handler(
     why = next((str(each.needs_thread) for each in services if hasattr(each, "needs_thread")), "")
     if why and signature.is_async:
         raise ConfigError(f"handler {title}: {why}")
+    decode = decoder_for(signature.payload) if signature.has_payload else decode_nothing
+    if signature.has_payload and (why := refusal_of(signature.payload)):
+        log.warning("handler %s: %s. What it gets from rsmq is not what was published", title, why)
     return Handler(
         function=function,
         name=title,
         topic=check_name("topic", topic),
         **checked,
         signature=signature,
-        decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
+        decode=decode,
         invoke=_refuse_shape if check.is_batch else signature.single_call(),
         invoke_batch=signature.batch_call() if check.is_batch else _refuse_shape,
         services=services,

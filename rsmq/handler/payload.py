@@ -40,6 +40,15 @@ def decoder_for(annotation: Any) -> Decoder:
     return validated(annotation)
 
 
+def refusal_of(annotation: Any) -> str:
+    """Why values of this type would not come back as they were published, with what to do; empty if they do."""
+    kind = get_origin(annotation) or annotation
+    if kind in (bytes, str, Any, object, int, float, bool, dict, list) and not get_args(annotation):
+        return ""
+    explained: Callable[[Any], str] = import_module("rsmq.handler.round_trip").explain_one_way
+    return explained(annotation)
+
+
 def decode_nothing(_data: bytes) -> None:
     """For a handler that takes only the message."""
 

@@ -27,7 +27,7 @@ from rsmq.model.headers import MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
 from rsmq.model.headers import write_headers as write_headers
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.nonfinite import nonfinite_in
+from rsmq.model.nonfinite import nonfinite_decimal_in, nonfinite_in
 from rsmq.model.publish_options import OutputOptions, refuse_thread
 from rsmq.model.words import LONGEST_SHOWN, shown
 
@@ -382,6 +382,10 @@ def new_message_ids(count: int) -> list[str]:
     return [f"{front}{number:08x}" for number in range(last, last + count)]
 
 
+UNTYPED: Final = frozenset({dict, list, type(None), bool, int, float})
+"""Their numbers are what JSON writes: a Decimal among them is text for every reader."""
+
+
 def encode_payload(payload: Any) -> tuple[bytes, str]:
     """A payload as bytes and content type: bytes as they are, str as UTF-8, everything else (models too) as JSON.
 
@@ -397,6 +401,10 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
         raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({error})") from error
     if data.find(b"null") >= 0:  # half the cost of `in`
         where = nonfinite_in(payload)
+        if where is not None:
+            raise NotJson(where)
+    if type(payload) not in UNTYPED and (b'nity"' in data or b'NaN"' in data):
+        where = nonfinite_decimal_in(payload)
         if where is not None:
             raise NotJson(where)
     if ASTERISK in data and b"*****" in data:

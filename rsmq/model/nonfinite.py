@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from math import isfinite
 from typing import Any, Final
 
@@ -24,6 +25,24 @@ def nonfinite_in(payload: Any) -> str | None:
         return None
     path = next(hidden(payload), None)
     return None if path is None else ".".join(map(str, path)) or "its top"
+
+
+def nonfinite_decimal_in(payload: Any) -> str | None:
+    """Where a payload has a Decimal that is no number: it is written as text, which no Decimal is read from."""
+    path = next(decimals(payload), None)
+    return None if path is None else ".".join(map(str, path)) or "its top"
+
+
+def decimals(value: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths of all Decimals that are not finite."""
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            yield path
+    elif hasattr(type(value), "__pydantic_serializer__"):
+        yield from decimals(type(value).__pydantic_serializer__.to_python(value), path)
+    else:
+        for name, each in parts_of(value):
+            yield from decimals(each, (*path, name))
 
 
 def is_plain(payload: Any) -> bool:
@@ -77,7 +96,13 @@ def at_path(value: Any, path: Sequence[Any]) -> Any:
     """The value that a path leads to; the path itself if it leads nowhere."""
     for step in path:
         try:
-            value = value[step]
+            value = value[key_of(step, value) if isinstance(value, dict) else step]
         except (KeyError, IndexError, TypeError):
             return path
     return value
+
+
+def key_of(step: Any, value: dict[Any, Any]) -> Any:
+    """A key as JSON has it: text."""
+    forms = (step, str(step), str(getattr(step, "value", step)), str(step).lower())
+    return next((each for each in forms if each in value), step)

@@ -1,0 +1,217 @@
+"""What a typed topic or handler accepts, its own type reads back equal, or it is refused with what to do."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import InitVar, dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Json,
+    Secret,
+    SecretStr,
+    computed_field,
+    field_serializer,
+)
+from typing_extensions import TypedDict
+
+from rsmq import Broker, ConfigError, NotJson
+from rsmq.handler.handler import build_handler
+from rsmq.handler.payload import decoder_for, refusal_of
+from rsmq.model.message import encode_payload
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    BLUE = 2
+
+
+class Line(BaseModel):
+    sku: str = Field(alias="SKU")
+    count: int
+    price: Decimal
+    weight: float
+
+
+class Order(BaseModel):
+    id: UUID
+    lines: list[Line]
+    at: datetime
+    day: date
+    took: timedelta
+    colour: Colour
+    note: str | int | None
+    tags: set[str]
+    raw: bytes
+    pair: tuple[int, str]
+    by: dict[int, float]
+
+
+@dataclass
+class Point:
+    x: float
+    y: int
+    label: str | None = None
+
+
+class Row(TypedDict):
+    name: str
+    points: list[Point]
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str
+
+
+TEXT, FLOAT = st.text(st.characters()), st.floats()
+LINES = st.builds(
+    Line, SKU=TEXT, count=st.integers(), price=st.decimals(allow_nan=False, allow_infinity=False), weight=FLOAT
+)
+POINTS = st.builds(Point, x=FLOAT, y=st.integers(), label=TEXT | st.none())
+ORDERS = st.builds(
+    Order, id=st.uuids(), lines=st.lists(LINES, max_size=2), at=st.datetimes(timezones=st.just(UTC) | st.none()),
+    day=st.dates(), took=st.timedeltas(), colour=st.sampled_from(Colour), note=TEXT | st.integers() | st.none(),
+    tags=st.sets(TEXT, max_size=2), raw=st.binary(), pair=st.tuples(st.integers(), TEXT),
+    by=st.dictionaries(st.integers(), FLOAT, max_size=2),
+)  # fmt: skip
+VALUES: Final[list[tuple[Any, Any]]] = [
+    (Order, ORDERS), (Row, st.fixed_dictionaries({"name": TEXT, "points": st.lists(POINTS, max_size=2)})),
+    (Pair, st.builds(Pair, st.integers(), TEXT)), (dict[str, Line], st.dictionaries(TEXT, LINES, max_size=2)),
+    (float, FLOAT), (Decimal, st.decimals()), (datetime, st.datetimes()), (timedelta, st.timedeltas()),
+    (time, st.times()), (bytes, st.binary()), (str, TEXT), (Line | Point, LINES | POINTS),
+]  # fmt: skip
+"""Types and their values, also those that JSON does not have."""
+
+
+@pytest.mark.parametrize(("kind", "values"), VALUES, ids=[str(kind) for kind, _ in VALUES])
+def test_what_is_published_is_read_back_equal_or_refused(kind: Any, values: Any) -> None:
+    """At publish: NaN, infinity, lone surrogates, bytes that are no text."""
+    decode = decoder_for(kind)
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(values)
+    def check(value: Any) -> None:
+        try:
+            data, _ = encode_payload(value)
+        except NotJson:
+            return
+        assert decode(data) == value
+
+    assert refusal_of(kind) == ""
+    check()
+
+
+class Inner(BaseModel):
+    token: SecretStr
+
+
+class Revealed(Inner):
+    @field_serializer("token")
+    def reveal(self, token: SecretStr) -> str:
+        return token.get_secret_value()
+
+
+class Outer(BaseModel):
+    inners: dict[str, list[Inner]]
+
+
+class Generic(BaseModel):
+    number: Secret[int]
+
+
+class Text(BaseModel):
+    rows: Json[list[int]]
+
+
+class Hidden(BaseModel):
+    kept: int
+    left: int = Field(default=0, exclude=True)
+
+
+class ReadBy(BaseModel):
+    name: str = Field(default="", validation_alias="Name")
+
+
+class WrittenBy(BaseModel):
+    name: str = Field(default="", serialization_alias="Name")
+
+
+class Choices(BaseModel):
+    name: str = Field(default="", validation_alias=AliasChoices("new", "old"), serialization_alias="old")
+
+
+class ByName(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    name: str = Field(default="", validation_alias="Name")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    one: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def two(self) -> int:
+        return 2 * self.one
+
+
+class Loose(Strict):
+    model_config = ConfigDict(extra="ignore")
+
+
+@dataclass
+class Initial:
+    kept: int
+    gone: InitVar[int]
+
+
+class Login(TypedDict):
+    token: SecretStr
+
+
+@pytest.mark.parametrize(("kind", "says"), [
+    (Inner, "secret token"), (Outer, "secret inners.token"), (Generic, "secret number"), (list[Inner], "secret token"),
+    (Login, "secret token"), (Text, "rows is Json"), (Hidden, "left is excluded"), (ReadBy, "read as 'Name'"),
+    (WrittenBy, "written as 'Name'"), (Strict, "two is computed"), (Initial, "gone is an InitVar"),
+    (Order | Inner, "secret token"),
+])  # fmt: skip
+def test_type_that_does_not_read_what_it_writes_is_refused_by_its_topic(
+    kind: Any, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before anything is sent; a handler of it says so in the log."""
+    topic = Broker().topic("logins", kind)
+    with pytest.raises(ConfigError, match=says):
+        topic.publish_sync(None)
+
+    async def handle(payload: Any) -> None: ...
+
+    with caplog.at_level(logging.WARNING):
+        build_handler(handle, "logins", group="g", payload=kind)
+    assert says in caplog.text
+
+
+@pytest.mark.parametrize("kind", [Revealed, Choices, ByName, Loose, Order, Row, Point, Pair, dict[str, Revealed]])
+def test_type_that_reads_what_it_writes_is_taken(kind: Any) -> None:
+    """Also one that its user has mended."""
+    assert refusal_of(kind) == ""
+
+
+def test_depth_that_no_reader_takes_is_refused_at_publish() -> None:
+    """A reader takes 200 levels."""
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(NotJson):
+        encode_payload(deep)
