@@ -38,7 +38,7 @@ oldest: ## The quick tests with the oldest dependencies that pyproject.toml allo
 	@$(PYTHON) -m venv .cache/oldest
 	@.cache/oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	@.cache/oldest/bin/uv pip install --quiet --python .cache/oldest/bin/python --resolution lowest-direct \
-		--editable '.[dev,demo]'
+		--editable '.[all,demo]' --group dev
 	@.cache/oldest/bin/python -m pytest -n 4 --fast -o filterwarnings=default # old versions warn about new ones
 
 repeat: $(READY) ## A suite again and again: SUITE=gateway TIMES=50; failures.json says what failed, by test and seed
@@ -83,7 +83,7 @@ $(DEMO): pyproject.toml
 	$(call install,.[demo],half a minute)
 
 $(READY): pyproject.toml
-	$(call install,.[dev$(comma)demo],two minutes)
+	$(call install,.[all$(comma)demo],two minutes,dev)
 	@touch $(DEMO)
 
 # another version than that of .venv, to compare the traces of the simulator; without one the comparison is skipped
@@ -108,10 +108,15 @@ $(NODE): Makefile | $(READY)
 	@touch $@
 
 comma := ,
+# the packages of a dependency group, a line each: pip knows groups from 25.1 on, a new environment has an older one
+GROUP := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+	flat = lambda name: [each for one in groups[name] for each in (flat(one["include-group"]) if isinstance(one, dict) else [one])]; \
+	print("\n".join(flat(sys.argv[1])))
 define install
 	@test -n "$(PYTHON)" || { echo "rsmq needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "Setting up .venv with $(PYTHON) (once; about $(2)) ..."
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '$(1)'
+	@$(if $(3),$(BIN)/python -c '$(GROUP)' $(3),true) > .venv/group.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '$(1)' -r .venv/group.txt
 	@touch $@
 endef

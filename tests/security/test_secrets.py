@@ -82,7 +82,7 @@ def test_password_in_the_place_of_the_user_is_not_shown() -> None:
 
 @given(st.text(st.characters(codec="ascii", exclude_characters="@&"), min_size=6, max_size=20))
 def test_no_password_is_shown(password: str) -> None:
-    """Whatever is in it."""
+    """With any characters in it."""
     assert redact(f"redis://user:{password}\x00@host") == "redis://user:***@host"
 
 
@@ -98,7 +98,7 @@ async def test_a_refused_password_is_in_no_error(server: Server, caplog: pytest.
 
 
 async def test_nothing_that_is_shown_has_the_password(caplog: pytest.LogCaptureFixture) -> None:
-    """The repr of whatever holds the address, what the inspector tells, and everything that is logged."""
+    """The repr of each object that holds the address, what the inspector tells, and everything that is logged."""
     with Server(tcp=True, password="gehe1m", aof=True) as guarded, caplog.at_level(logging.DEBUG):
         settings = Settings(url=guarded.url)
         connector = Connector(guarded.url, settings)

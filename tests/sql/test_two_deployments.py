@@ -38,7 +38,7 @@ class Deployment:
 
 
 async def test_two_deployments_share_a_database(server_url: str, prefix: str, engine: AsyncEngine) -> None:
-    """Each handles its messages once, whatever fence the other has raised, and relays its rows."""
+    """Each handles its messages once, even if the other has raised a fence, and relays its rows."""
     async with engine.begin() as connection:
         await connection.execute(CREATE)
     two = [Deployment(server_url, f"{prefix}{name}", engine) for name in ("eu", "us")]
@@ -72,7 +72,7 @@ async def has_sent(deployment: Deployment) -> bool:
 async def test_rows_of_a_prefix_that_no_worker_has_are_named_in_the_log(
     server_url: str, prefix: str, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The relay says whose they are and what to do. Fresh rows of another deployment are nobody's fault."""
+    """The relay says whose they are and what to do. Fresh rows of another deployment are no fault."""
     long_ago = datetime.now(UTC) - timedelta(minutes=5)
     lost, fresh = Outbox(engine, prefix=f"{prefix}lost"), Outbox(engine, prefix=f"{prefix}fresh")
     in_an_hour = datetime.now(UTC) + timedelta(hours=1)  # fresh, however slow this machine is

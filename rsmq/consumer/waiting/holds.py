@@ -56,7 +56,9 @@ class Holds:
         wake: Callable[[], Any],
     ) -> None:
         """`naming` gives a message its name; None: all messages of the handler have one. `limit_by` must follow."""
-        self._context, self._queue, self._naming = context, queue, naming
+        self._context = context
+        self._queue = queue
+        self._naming = naming
         self._breaker, self._wake = breaker, wake
         self._stats = context.stats
         self._held: dict[str, HeldName] = {}
