@@ -269,6 +269,7 @@ class Fetcher:
         if self.is_paused or not own:
             await self._wait_for_change(0.25)
         elif room <= 0 or (room <= self._window // 4 and in_flight > 0 and not is_ahead):
+            # a read costs the same for few and for many: with little room it waits until half of memory is free
             self._full.clear()
             await self._runner.wake()
             with anyio.move_on_after(0.25):
@@ -278,6 +279,7 @@ class Fetcher:
             await self._recover(own)
             lanes = [lane for lane in self._own_lanes() if lane.is_readable and lane.lease.is_held()]
             lanes = [lane for lane in lanes if self._queue.has_room(lane, self._lanes.values())]
+            # what waits for a retry or a rate has a bound of its own, so that one stuck key does not stop all others
             if lanes and self._queue.may_block_more(blocked, int(self._mean_size), int(self._settings.prefetch_bytes)):
                 await self._read(lanes, self._aim(room), is_ahead=is_ahead)
             else:
@@ -349,6 +351,7 @@ class Fetcher:
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster or self._has_bands else None)
         commands = [self._settler.packed(batch) for batch in batches]
         commands += (self._read_command(lanes, share), self._reclaimer.cancellations.question(lanes))
+        # noted before it is sent: if its reply is lost, the server may have given these lanes messages
         self._read_by = self._connection.name
         self._read_of = lanes
         self._blocked = True
@@ -382,7 +385,7 @@ class Fetcher:
         """Before the read, which may block: a handover waits until what is done in its lane is confirmed."""
         for reply in await self._connection.receive(len(batches)) if batches else ():
             await self._settler.confirm(batches[0], reply)
-            del batches[0]
+            del batches[0]  # what is still in the list when the connection breaks is put back
 
     def _read_command(self, lanes: list[Lane], share: int) -> bytes:
         # something is ready: read without waiting, so that the next read settles what is handled meanwhile

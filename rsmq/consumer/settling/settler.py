@@ -107,6 +107,7 @@ class Settler:
             if lane.done:
                 taken.append((lane, lane.take_done()))
         self._dirty = left
+        # on a cluster each lane is in a slot of its own, and a script takes keys of one slot only
         return [[each] for each in taken] if self._client.is_cluster else [taken] if taken else []
 
     def packed(self, batch: AckBatch) -> bytes:
@@ -174,7 +175,9 @@ class Settler:
             try:
                 while True:
                     await self._due.wait()
-                    await asyncio.sleep(LATE)
+                    await asyncio.sleep(
+                        LATE
+                    )  # a read that starts meanwhile takes them along
                     self._due.clear()
                     if await self._flush(connection) and not self._dirty:
                         self._idle.set()
@@ -297,6 +300,7 @@ class Settler:
         self._stats["buried"] += 1
         fields: tuple[Value, ...] = () if decision.is_copied else ("dlq.body", "stream")
         fields += await self._notes(lane, entry_id, attempts, decision)
+        # after a lost reply "not pending" means that the first call has moved it; the first time it means another owner
         first, again = (self._fenced(lane, entry_id, attempts, self._dlq_length, flag, *fields) for flag in (0, 1))
         keys, first = (*first[0], lane.dlq_key), again if was_pending else first
         reply = await self._call(BURY_MESSAGE, lane, entry_id, (keys, first[1]), (keys, again[1]))

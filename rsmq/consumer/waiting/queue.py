@@ -86,7 +86,7 @@ class Queue:
                 if behind is not None:
                     self._add_behind(lane, message, key, behind, is_ahead=is_ahead)
                     continue
-                waiting[key] = NONE
+                waiting[key] = NONE  # taken, and nothing behind it: one object for all such keys
             if message.is_suspect:
                 self._admit(message)
             else:
@@ -95,7 +95,7 @@ class Queue:
     def _add_behind(self, lane: Lane, message: Message, key: bytes, behind: KeyFlow, *, is_ahead: bool) -> None:
         """A message whose key is taken."""
         flows = lane.flows
-        if behind.ids or (is_ahead and self._is_far(flows, key, behind)):
+        if behind.ids or (is_ahead and self._is_far(flows, key, behind)):  # behind ids there are ids only: their order
             flows.keep_id(key, message)
             lane.in_flight.discard(message.entry_id)
             self.in_flight -= 1
