@@ -75,7 +75,7 @@ def send(spark: SparkSession, rows: int, connection: dict[str, str]) -> int:
     count = found.count()
     (
         found.write.format("rsmq")
-        .options(**connection, target="inbox", topic=name_of(rows), expiry="PT1H")
+        .options(**connection, target="inbox", topic=name_of(rows), expires="PT1H")
         .options(idempotence="marker", jobId=name_of(rows))
         .mode("append")
         .save()

@@ -112,7 +112,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         to: Callable[..., Any],
         group: str = "devices",
         payload: Any = Any,
-        expiry: Duration | None = None,
+        expires: Duration | None = None,
         partitions: int | None = None,
         batch: int = 500,
         retry: RetryPolicy | None = None,
@@ -121,11 +121,11 @@ class Broker(Router, Publishing, Requesting, Commands):
 
         `to` is called like a handler, by its annotations, and returns a device id, several, or None; the parameter of
         a lambda gets the payload, decoded as `payload`. Every message reaches each device once, in stream order of its
-        partition, through crashes, retries and resets of the group. Letters expire `expiry` after publishing.
+        partition, through crashes, retries and resets of the group. Letters expire `expires` after publishing.
         `partitions`, `batch` and `retry` are those of `handler`.
         """
         policy = RetryPolicy() if retry is None else retry
-        feed = persistence.Feed(to, group, payload, expiry, policy, lambda: self._connection.inboxes.writer)
+        feed = persistence.Feed(to, group, payload, expires, policy, lambda: self._connection.inboxes.writer)
         self.handler(
             topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
         )(feed)  # fmt: skip
@@ -285,15 +285,15 @@ class Broker(Router, Publishing, Requesting, Commands):
         *,
         topic: str = "",
         headers: Mapping[str, str] | None = None,
-        expiry: Duration | None = None,
+        expires: Duration | None = None,
     ) -> None:
         """Store one letter for a device, connected or not. When this returns, the server has confirmed the letter.
 
         Calls made at the same time share one write. The letter is kept until the device acknowledges it, it expires
-        (`expiry`, at most RSMQ_INBOX_TTL), or newer ones push it out of a full inbox (RSMQ_INBOX_LIMIT). Raises
+        (`expires`, at most RSMQ_INBOX_TTL), or newer ones push it out of a full inbox (RSMQ_INBOX_LIMIT). Raises
         TooLarge, NotJson, or BrokerUnavailable (the letter may be stored).
         """
-        await self._connection.inboxes.writer.send(client_id, payload, topic, headers, expiry)
+        await self._connection.inboxes.writer.send(client_id, payload, topic, headers, expires)
 
     async def send_many(
         self,
@@ -301,10 +301,10 @@ class Broker(Router, Publishing, Requesting, Commands):
         *,
         topic: str = "",
         headers: Mapping[str, str] | None = None,
-        expiry: Duration | None = None,
+        expires: Duration | None = None,
     ) -> None:
         """Store many letters, given as (client id, payload) pairs, in the order given per device."""
-        await self._connection.inboxes.writer.send_many(letters, topic, headers, expiry)
+        await self._connection.inboxes.writer.send_many(letters, topic, headers, expires)
 
     def connect(
         self, client_id: str, *, clean: bool = False, window: int = 100, auto_ack: bool = False

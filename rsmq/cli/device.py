@@ -87,13 +87,13 @@ def show(
         print_line(as_line(letter))
 
 
-@app.command("send", epilog="""Example: rsmq device send phone-42 '{"text": "hello"}' --topic alerts --expiry 2h""")
+@app.command("send", epilog="""Example: rsmq device send phone-42 '{"text": "hello"}' --topic alerts --expires 2h""")
 def send(
     client: ClientId,
     payload: Annotated[str, typer.Argument(help=PAYLOAD, show_default=False)],
     topic: Annotated[str, typer.Option(help="The letter's topic.")] = "",
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    expiry: Annotated[timedelta | None, duration_option("Drop it after this time, such as 2h.")] = None,
+    expires: Annotated[timedelta | None, duration_option("Drop it after this time, such as 2h.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     url: Url = None,
     as_json: Json = False,
@@ -102,7 +102,7 @@ def send(
     content, headers = parse_payload(payload, is_text=text), parse_headers(header or [])
 
     async def act(broker: Broker) -> None:
-        await broker.send(client, content, topic=topic, headers=headers, expiry=expiry)
+        await broker.send(client, content, topic=topic, headers=headers, expires=expires)
 
     ask_broker(url, act)
     print_result({"device": client, "stored": 1}, f"stored for {printable(client)}", as_json=as_json)
@@ -171,5 +171,5 @@ def as_object(letter: Letter) -> dict[str, Any]:
         about: dict[str, Any] = {"topic": letter.topic, "type": letter.type, "headers": letter.headers}
     except Malformed as error:
         return numbers | marks | {"malformed": str(error)}
-    times = {"timestamp": letter.timestamp, "expires_at": letter.expires_at}
+    times = {"timestamp": letter.timestamp, "expires": letter.expires}
     return numbers | marks | about | times | as_data(letter.data)

@@ -282,7 +282,7 @@ def send(
     device: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Send letters to inboxes: column with the device's id.")
     ] = None,
-    expiry: Annotated[
+    expires: Annotated[
         timedelta | None,
         typer.Option(parser=duration_argument, metavar="DURATION", help="How long letters live, as 1h."),
     ] = None,
@@ -296,11 +296,11 @@ def send(
     as_json: Json = False,
 ) -> None:
     """Send the rows of files as messages or letters, each once. If interrupted, run it again to continue."""
-    if expiry is not None and device is None:
-        raise typer.BadParameter("messages do not expire: --expiry needs --device")
+    if expires is not None and device is None:
+        raise typer.BadParameter("messages do not expire: --expires needs --device")
     with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
         jobs, show = load("jobs.send"), load("spark.session")
-        what = jobs.SendOptions(absolute(path), to, key, value, id, device, where, job, expiry)
+        what = jobs.SendOptions(absolute(path), to, key, value, id, device, where, job, expires)
         work = jobs.SendJob(spark, what, options)
         with show.progress_bar("counting", as_json, spark):
             plan = work.plan()

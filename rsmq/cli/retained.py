@@ -53,7 +53,7 @@ def list_(
 
     found = [as_object(each) for each in ask_broker(url, read)]
     rows = (
-        (each["topic"], each["qos"], timestamp(each["published_at"]), timestamp(each["expires_at"]), short(each))
+        (each["topic"], each["qos"], timestamp(each["published_at"]), timestamp(each["expires"]), short(each))
         for each in found[:most]
     )
     columns = ("topic", "#qos", "published", "expires", "payload")
@@ -82,7 +82,7 @@ def as_object(envelope: bytes) -> dict[str, Any]:
     letter = read_mqtt(envelope)
     expires = from_epoch_ms(int.from_bytes(envelope[7:13], "big")) if letter.flags & EXPIRES else None
     published = from_epoch_ms(int.from_bytes(envelope[1:7], "big"))
-    about = {"topic": letter.topic, "qos": letter.flags & 3, "published_at": published, "expires_at": expires}
+    about = {"topic": letter.topic, "qos": letter.flags & 3, "published_at": published, "expires": expires}
     return about | as_data(letter.data)
 
 

@@ -34,7 +34,7 @@ class Feed:
         to: Callable[..., Any],
         group: str,
         payload: Any,
-        expiry: Duration | None,
+        expires: Duration | None,
         retry: RetryPolicy,
         writer: Callable[[], InboxWriter],
     ) -> None:
@@ -43,7 +43,7 @@ class Feed:
         self._decode = decoder_for(self._signature.payload) if self._signature.has_payload else decode_nothing
         self._recipients = self._signature.single_call()
         self._group = group
-        self._ttl = expiry_ms(expiry)
+        self._ttl = expiry_ms(expires)
         self._retry = retry
         self._writer = writer
 

@@ -233,11 +233,11 @@ class InboxWriter:
     # -- from this process ----------------------------------------------------------------------------------------
 
     async def send(
-        self, device: str, payload: Any, topic: str, headers: Mapping[str, str] | None, expiry: Duration | None
+        self, device: str, payload: Any, topic: str, headers: Mapping[str, str] | None, expires: Duration | None
     ) -> None:
         """Store one letter. Concurrent calls share a write."""
         envelope, receipt = seal_payload(payload, topic, headers, self._limit), Receipt()
-        self._put(device, envelope, expiry_ms(expiry), receipt)
+        self._put(device, envelope, expiry_ms(expires), receipt)
         await receipt.complete()
 
     async def store(self, device: str, envelope: bytes, ttl: Value) -> None:
@@ -251,10 +251,10 @@ class InboxWriter:
         letters: Iterable[tuple[str, Any]],
         topic: str,
         headers: Mapping[str, str] | None,
-        expiry: Duration | None,
+        expires: Duration | None,
     ) -> None:
         """Store many, in the order given per device. The next round is encoded while one is in flight."""
-        ttl, before = expiry_ms(expiry), Receipt()
+        ttl, before = expiry_ms(expires), Receipt()
         sealed = self._sealed(letters, topic, headers)
         while True:
             receipt = None if before.error else self._round(sealed, ttl)
@@ -388,13 +388,13 @@ def mark_ttl_ms(settings: Settings) -> int:
     return to_ms(max(settings.dedup_window, 2 * settings.unavailable_timeout))
 
 
-def expiry_ms(expiry: Duration | None) -> Value:
+def expiry_ms(expires: Duration | None) -> Value:
     """An expiry as milliseconds, empty for none. Raises ConfigError for an impossible duration."""
-    if expiry is None:
+    if expires is None:
         return b""
-    span = checked_duration("expiry", expiry)
+    span = checked_duration("expires", expires)
     if not timedelta(0) < span <= LONGEST_EXPIRY:
         raise ConfigError(
-            f"expiry={expiry!r} is not possible: use a duration above 0 and up to {LONGEST_EXPIRY.days} days"
+            f"expires={expires!r} is not possible: use a duration above 0 and up to {LONGEST_EXPIRY.days} days"
         )
     return max(1, to_ms(span))

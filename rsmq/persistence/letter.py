@@ -101,7 +101,7 @@ class Letter:
         return self._moment(1)
 
     @property
-    def expires_at(self) -> datetime:
+    def expires(self) -> datetime:
         """When the server removes it if the device has not acknowledged it."""
         return self._moment(7)
 

@@ -37,7 +37,7 @@ def test_wrong_arguments_of_a_broker_are_refused(arguments: Any, options: Any, s
 
 PLACES: dict[str, Callable[[Broker, Any], Awaitable[object]]] = {
     "delay": lambda broker, value: broker.publish("orders", 1, delay=value),
-    "expiry": lambda broker, value: broker.send("phone", 1, expiry=value),
+    "expires": lambda broker, value: broker.send("phone", 1, expires=value),
     "retention_age": lambda broker, value: broker.topics.change("orders", retention_age=value),
 }
 

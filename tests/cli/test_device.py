@@ -12,7 +12,7 @@ from tests.servers import wait_until
 
 def test_device_inbox_is_sent_shown_and_purged(cli: Cli) -> None:
     """A letter is shown with its topic and packet id, and deleted by a purge that was confirmed."""
-    cli.ok("device", "send", "phone", '{"n": 1}', "--topic", "alerts", "--header", "a=b", "--expiry", "PT1H")
+    cli.ok("device", "send", "phone", '{"n": 1}', "--topic", "alerts", "--header", "a=b", "--expires", "PT1H")
     assert cli.ok("device", "send", "phone", "5", "--text") == "stored for phone\n"
     shown = cli.json("device", "show", "phone")
     assert (shown["backlog"], shown["seq"], shown["last_packet_id"], shown["gateway"]) == (2, 2, 2, None)
@@ -46,7 +46,7 @@ def test_unknown_device_is_exit_code_1(cli: Cli) -> None:
         answer = cli("device", verb[0], "unknown", *verb[1:])
         assert (answer.returncode, answer.stdout) == (1, "")
         assert "device 'unknown' is unknown" in answer.stderr
-    for wrong in (("show", ""), ("send", "x" * 257, "1"), ("send", "phone", "1", "--expiry", "10")):
+    for wrong in (("show", ""), ("send", "x" * 257, "1"), ("send", "phone", "1", "--expires", "10")):
         answer = cli("device", *wrong)
         assert answer.returncode == 2, wrong
         assert "Traceback" not in answer.stderr

@@ -115,7 +115,7 @@ async def test_outputs_many_and_letters_carry_an_expiry(broker: Broker) -> None:
         await until(lambda: len(got) == 2, "both are handled")
         await settled(broker, "t")
         (letter,) = await broker.devices.peek("device-1")
-        assert letter.expires_at - letter.timestamp == timedelta(hours=1)
+        assert letter.expires - letter.timestamp == timedelta(hours=1)
     assert got["many"] is not None
     assert got["output"][0] is not None
     assert got["output"][1]

@@ -180,7 +180,7 @@ def test_message_round_trip_keeps_every_field(
 def test_envelope_is_a_letter_or_malformed(envelope: bytes) -> None:
     """Each property is a value or Malformed."""
     letter = Letter(7, envelope)
-    for name in ("data", "payload", "topic", "type", "headers", "timestamp", "expires_at", "packet_id"):
+    for name in ("data", "payload", "topic", "type", "headers", "timestamp", "expires", "packet_id"):
         try:
             getattr(letter, name)
         except Malformed:

@@ -298,14 +298,14 @@ async def sources(broker: Broker, session: str) -> AsyncIterator[str]:
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("expiry", [timedelta(0), timedelta(seconds=-1), timedelta(seconds=2**32), 5, 0.5, "1"])
-async def test_send_with_an_impossible_expiry_is_refused(broker: Broker, expiry: Any) -> None:
+@pytest.mark.parametrize("expires", [timedelta(0), timedelta(seconds=-1), timedelta(seconds=2**32), 5, 0.5, "1"])
+async def test_send_with_an_impossible_expiry_is_refused(broker: Broker, expires: Any) -> None:
     """Zero, negative, too long, or without a unit: the error says what to use, and nothing is stored."""
-    for attempt in (broker.send("phone", 1, expiry=expiry), broker.send_many([("phone", 1)], expiry=expiry)):
+    for attempt in (broker.send("phone", 1, expires=expires), broker.send_many([("phone", 1)], expires=expires)):
         with pytest.raises(ConfigError, match=r"use a duration above 0 and up to 49710 days|has no unit"):
             await attempt
     with pytest.raises(ConfigError, match=r"use a duration above 0|has no unit"):
-        broker.deliver("alerts", to=lambda alert: "phone", expiry=expiry)
+        broker.deliver("alerts", to=lambda alert: "phone", expires=expires)
     assert await broker.devices.find("phone") is None
 
 

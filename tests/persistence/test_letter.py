@@ -43,7 +43,7 @@ def test_envelope_round_trip_keeps_every_field(
     letter = Letter(7, stamped(seal(data, kind, topic, headers), published, expires))
     assert (letter.data, letter.type, letter.topic, letter.headers) == (data, kind, topic, headers)
     assert letter.timestamp == from_epoch_ms(published)
-    assert letter.expires_at == from_epoch_ms(expires)
+    assert letter.expires == from_epoch_ms(expires)
     assert not letter.is_received
 
 
@@ -84,7 +84,7 @@ def test_impossible_time_is_malformed(cut: bytes, ms: int) -> None:
     """An envelope that ends before its times, or a year outside the calendar."""
     for broken in (Letter(5, bytes([VERSION]) + cut), Letter(5, stamped(seal(b""), 0, ms))):
         with pytest.raises(Malformed, match="letter 5: its envelope has no valid time"):
-            _ = broken.expires_at
+            _ = broken.expires
     for broken in (Letter(5, bytes([VERSION]) + cut[:5]), Letter(5, stamped(seal(b""), ms))):
         with pytest.raises(Malformed, match="letter 5: its envelope has no valid time"):
             _ = broken.timestamp
@@ -101,9 +101,9 @@ def test_envelope_matches_the_example_of_the_page() -> None:
     letter = Letter(1, envelope)
     assert (letter.data.decode(), letter.type, letter.topic, letter.headers) == (found[2], JSON, found[3], {})
     assert letter.payload == {"n": 1}
-    assert letter.expires_at - letter.timestamp == timedelta(days=7)
+    assert letter.expires - letter.timestamp == timedelta(days=7)
     assert envelope == stamped(
-        seal_payload({"n": 1}, "alerts", None, 100), to_epoch_ms(letter.timestamp), to_epoch_ms(letter.expires_at)
+        seal_payload({"n": 1}, "alerts", None, 100), to_epoch_ms(letter.timestamp), to_epoch_ms(letter.expires)
     )
 
 

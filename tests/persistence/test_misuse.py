@@ -34,17 +34,17 @@ async def test_window_out_of_range_is_refused(broker: Broker, window: Any) -> No
             raise AssertionError("it was opened")
 
 
-@pytest.mark.parametrize("expiry", [timedelta(0), timedelta(seconds=-1), timedelta(days=60_000), 5, "5", "0s"])
-async def test_expiry_out_of_range_is_refused(broker: Broker, expiry: Any) -> None:
+@pytest.mark.parametrize("expires", [timedelta(0), timedelta(seconds=-1), timedelta(days=60_000), 5, "5", "0s"])
+async def test_expiry_out_of_range_is_refused(broker: Broker, expires: Any) -> None:
     """It is a timedelta above 0, not a number."""
     for attempt in (
-        lambda: broker.send("phone", 1, expiry=expiry),
-        lambda: broker.send_many([("phone", 1)], expiry=expiry),
+        lambda: broker.send("phone", 1, expires=expires),
+        lambda: broker.send_many([("phone", 1)], expires=expires),
     ):
-        with pytest.raises(ConfigError, match=r"expiry=.*(a duration above 0|has no unit)"):
+        with pytest.raises(ConfigError, match=r"expires=.*(a duration above 0|has no unit)"):
             await attempt()
-    with pytest.raises(ConfigError, match=r"expiry=.*(a duration above 0|has no unit)"):
-        broker.deliver("alerts", to=lambda alert: "phone", expiry=expiry)
+    with pytest.raises(ConfigError, match=r"expires=.*(a duration above 0|has no unit)"):
+        broker.deliver("alerts", to=lambda alert: "phone", expires=expires)
     assert await nothing_is_stored(broker)
 
 

@@ -380,8 +380,8 @@ async def test_full_server_can_be_emptied_by_acks() -> None:
 
 async def test_expired_letters_are_not_delivered(broker: Broker) -> None:
     """The expired ones are skipped and counted, the others keep their order."""
-    await broker.send("phone", "a", expiry=timedelta(hours=1))
-    await broker.send("phone", "b", expiry=timedelta(milliseconds=1))
+    await broker.send("phone", "a", expires=timedelta(hours=1))
+    await broker.send("phone", "b", expires=timedelta(milliseconds=1))
     await broker.send("phone", "c")
     with anyio.fail_after(SOON):
         while await broker.client.execute_command("EXISTS", broker.keys.letter("phone", 2)):
@@ -389,8 +389,8 @@ async def test_expired_letters_are_not_delivered(broker: Broker) -> None:
     async with broker.connect("phone", auto_ack=True) as session:
         letters = await take(session, 2)
     assert [letter.payload for letter in letters] == ["a", "c"]
-    assert letters[0].expires_at - letters[0].timestamp == timedelta(hours=1)
-    assert letters[1].expires_at - letters[1].timestamp == timedelta(days=7)
+    assert letters[0].expires - letters[0].timestamp == timedelta(hours=1)
+    assert letters[1].expires - letters[1].timestamp == timedelta(days=7)
     device = await broker.devices.find("phone")
     assert device is not None
     assert (device.expired, device.dropped, device.backlog) == (1, 0, 0)
@@ -433,7 +433,7 @@ async def test_letter_waits_while_the_device_holds_its_packet_id(
     broker: Broker, make_broker: Callable[..., Broker], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The device has not acknowledged a letter that expired a round ago: its packet id is not given again."""
-    await broker.send("phone", "old", expiry=timedelta(hours=1))
+    await broker.send("phone", "old", expires=timedelta(hours=1))
     async with broker.connect("phone") as session:
         (old,) = await take(session, 1)
         purged = await broker.devices.purge("phone")

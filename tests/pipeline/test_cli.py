@@ -139,7 +139,7 @@ def test_send_shows_examples_and_sends_each_row_once(
     found = json.loads(run(*words, "--json"))
     assert (found["rows"], found["stored"], found["skipped"]) == (2, 0, 2)
     assert sum(len(part) for part in vault.entries("greetings", 8)) == 2
-    assert CliRunner().invoke(make_app(), ["pipeline", *words, "--expiry", "PT1H"]).exit_code == 2
+    assert CliRunner().invoke(make_app(), ["pipeline", *words, "--expires", "PT1H"]).exit_code == 2
 
 
 def test_connection_options_never_contain_a_password(monkeypatch: pytest.MonkeyPatch) -> None:

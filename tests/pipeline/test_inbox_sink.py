@@ -46,7 +46,7 @@ def inbox(client: Client, keys: Keys) -> Callable[[str], Any]:
 
 
 async def test_a_row_becomes_a_letter(write: Write, inbox: Callable[[str], Any]) -> None:
-    """Each column of a row reaches the device, with any device id; `expiry` counts from `timestamp`."""
+    """Each column of a row reaches the device, with any device id; `expires` counts from `timestamp`."""
     moment = datetime.now(UTC).replace(microsecond=0)
     done = write(
         {
@@ -54,13 +54,13 @@ async def test_a_row_becomes_a_letter(write: Write, inbox: Callable[[str], Any])
             "type": [None, "application/octet-stream"], "headers": [[{"key": "a", "value": b"b"}], None],
             "timestamp": [moment, None],
         },
-        expiry="PT1H",
+        expires="PT1H",
     )  # fmt: skip
     assert (done.stored, done.skipped) == (2, 0)
     (first,), (second,) = await inbox("d{1}"), await inbox("ü")
     assert (first.payload, first.topic, first.headers) == ({"n": 1}, "offers", {"a": "b"})
     assert first.timestamp == moment
-    assert (first.expires_at - first.timestamp).total_seconds() == 3600
+    assert (first.expires - first.timestamp).total_seconds() == 3600
     assert (second.payload, second.topic, second.headers) == (b"\xff", "", {})
 
 

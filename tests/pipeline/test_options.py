@@ -148,7 +148,7 @@ def test_write_options_are_parsed() -> None:
         ({"jobId": "x"}, '"jobId" belongs to idempotence=marker'),
         ({"idempotence": "marker", "jobId": "a|b"}, "job name 'a|b' is not allowed"),
         ({"target": "inbox", "idempotence": "dedupe"}, "goes with idempotence=none or marker, not dedupe"),
-        ({"expiry": "PT1H"}, "belongs to target=inbox"),
+        ({"expires": "PT1H"}, "belongs to target=inbox"),
         ({"topic": "a:b"}, "topic name 'a:b' is not allowed"),
         ({"subscribe": "a"}, "the option 'subscribe' does not belong to a write"),
         ({"idempotence": "dedupe", "dedupeWindow": "10"}, "is not a valid duration: use 5s"),

@@ -202,7 +202,7 @@ async def publish() -> None:
             await broker.publish("shop.orders", {"n": 1}, at=datetime.now(UTC))
         except BrokerError as error:
             print(error)
-        await broker.send("device-1", {"text": "hello"}, topic="alerts", expiry="1m")
+        await broker.send("device-1", {"text": "hello"}, topic="alerts", expires="1m")
         assert_type(orders_topic, TypedTopic[Order])
         assert_type(await orders_topic.publish(orders[0], key="ada", delay="5m"), MessageRef)
         assert_type(await orders_topic.publish_many(orders, key=lambda each: each.customer), list[str])

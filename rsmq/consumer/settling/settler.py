@@ -175,9 +175,7 @@ class Settler:
             try:
                 while True:
                     await self._due.wait()
-                    await asyncio.sleep(
-                        LATE
-                    )  # a read that starts meanwhile takes them along
+                    await asyncio.sleep(LATE)  # a read that starts meanwhile takes them along
                     self._due.clear()
                     if await self._flush(connection) and not self._dirty:
                         self._idle.set()

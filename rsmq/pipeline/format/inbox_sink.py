@@ -50,7 +50,7 @@ class InboxSink:
         self._is_marked = options.idempotence == "marker"
         self._source = f"source:{options.job_id}" if self._is_marked else f"source:~{secrets.token_hex(5)}"
         self._limits = (to_ms(settings.inbox_ttl), settings.inbox_limit, to_ms(options.dedupe_window))
-        self._ttl: Value = b"" if options.expiry is None else to_ms(options.expiry)
+        self._ttl: Value = b"" if options.expires is None else to_ms(options.expires)
         self._count = 0
         self._last: dict[bytes, str] = {}
         """The last position of each device of this task: about 200 bytes for each."""

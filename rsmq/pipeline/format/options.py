@@ -41,7 +41,7 @@ WRITE: Final = (
     "idempotence",
     "jobId",
     "dedupeWindow",
-    "expiry",
+    "expires",
     "ratePerTask",
     "band",
     "resultFile",
@@ -131,7 +131,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The options of a write. `topic` None: each row names its own. `expiry` None: letters live as long as inboxes.
+    """The options of a write. `topic` None: each row names its own. `expires` None: letters live as long as inboxes.
 
     `rate`: messages a second for each task; None: no limit. `result_file`: where the driver writes what was stored.
     `band`: the band of the topic that the rows go to.
@@ -143,7 +143,7 @@ class WriteOptions:
     idempotence: Idempotence = "none"
     job_id: str | None = None
     dedupe_window: timedelta = timedelta(hours=1)
-    expiry: timedelta | None = None
+    expires: timedelta | None = None
     rate: float | None = None
     result_file: str | None = None
     band: str | None = None
@@ -186,8 +186,8 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
         raise ConfigError(f'"dedupeWindow" belongs to idempotence=dedupe, not to {idempotence}')
     if target == "inbox" and idempotence not in ("none", "marker"):
         raise ConfigError(f"target=inbox goes with idempotence=none or marker, not {idempotence}")
-    if options.text("expiry") is not None and target != "inbox":
-        raise ConfigError('"expiry" belongs to target=inbox: messages of a topic live as long as its retention')
+    if options.text("expires") is not None and target != "inbox":
+        raise ConfigError('"expires" belongs to target=inbox: messages of a topic live as long as its retention')
     if options.text("ratePerTask") is not None and target != "topic":
         raise ConfigError(
             '"ratePerTask" belongs to target=topic: letters wait in their inboxes until the device reads them'
@@ -203,7 +203,7 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
         idempotence=idempotence,  # type: ignore[arg-type]
         job_id=None if job is None else check_name("job", job),
         dedupe_window=options.duration("dedupeWindow") or timedelta(hours=1),
-        expiry=options.duration("expiry"),
+        expires=options.duration("expires"),
         rate=options.rate("ratePerTask"),
         result_file=options.text("resultFile"),
         band=None if band is None else checked_band(band),

@@ -56,7 +56,7 @@ class SendOptions:
     device: str | None = None
     where: str | None = None
     job: str | None = None
-    expiry: timedelta | None = None
+    expires: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class SendJob:
         options = {"jobId": self.job, "idempotence": "marker", "topic": self._options.topic}
         if self._options.device is not None:
             options["target"] = "inbox"
-        if self._options.expiry is not None:
-            options["expiry"] = DURATION.dump_python(self._options.expiry, mode="json")
+        if self._options.expires is not None:
+            options["expires"] = DURATION.dump_python(self._options.expires, mode="json")
         with spark_errors(), result_file() as path:
             rows = self._ordered(self._rows())
             rows.write.format("rsmq").options(**self._connection, **options, resultFile=path).mode("append").save()

@@ -45,7 +45,7 @@ async def test_add_letters_to_a_new_inbox_creates_all_keys_with_a_ttl(inbox: Inb
     assert (letter.payload, letter.type, letter.packet_id) == ("a", "text/plain", 1)
     published = int(letter.timestamp.timestamp() * 1000)
     assert before <= published <= after
-    assert int(letter.expires_at.timestamp() * 1000) == published + WEEK_MS
+    assert int(letter.expires.timestamp() * 1000) == published + WEEK_MS
     state = await inbox.state()
     assert set(state) == {"seq", "until_ms", "source:s"}
     assert state["seq"] == "2"
