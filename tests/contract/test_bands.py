@@ -184,3 +184,47 @@ async def test_order_per_key_holds_within_a_band_through_failures_reset_and_repl
             topic = await broker.topics.existing("sms")
             await reset_group(broker.client, broker.keys, topic, "g", "earliest")
             await until(lambda: len(set(handled)) == 24, "all are handled again")
+
+
+async def test_each_way_to_publish_takes_a_band(make_broker: Make) -> None:
+    """Also delayed, with an id, a unique name or a schedule, as an output and as a request; an id is one message in the
+    whole topic, and a message is found in its band."""
+    broker = make_broker(partitions=2)
+    handled = dict[str, int]()
+    sms = broker.topic("sms", str, bands=BANDS)
+
+    @sms.handler(group="g", replies=True)
+    async def handle(text: str, message: Message) -> str:
+        handled[text] = message.partition
+        return text
+
+    @broker.handler("orders", group="g")
+    async def order(text: str, message: Message) -> None:
+        await message.publish("sms", f"output of {text}", key="k", band="urgent")
+
+    @broker.every("100ms", "sms", band="bulk")
+    def tick() -> str:
+        return "tick"
+
+    async with broker:
+        topic = await broker.topics.ensure("sms")
+        blocks = {block.band: block.numbers for block in topic.layout.blocks}
+        ways: list[dict[str, Any]] = [
+            {"key": "k"}, {}, {"delay": "50ms"}, {"message_id": "one", "key": "k"}, {"unique": "name"},
+            {"message_id": "later", "delay": "50ms"},
+        ]  # fmt: skip
+        refs = [await sms.publish(f"way {number}", band="urgent", **way) for number, way in enumerate(ways)]
+        again = await sms.publish("again", band="bulk", message_id="one", key="k")
+        assert again.is_new is False
+        many = await sms.publish_many([f"many {number}" for number in range(5)], band="bulk", key=lambda text: text)
+        await broker.publish("orders", "o")
+        async with broker.running():
+            assert await broker.request("sms", "asked", timeout="30s", band="urgent") == "asked"
+            wanted = {*(f"way {number}" for number in range(6)), *(f"many {number}" for number in range(5))}
+            wanted |= {"output of o", "tick", "asked"}
+            await until(lambda: handled.keys() >= wanted, "all are handled")
+            for text, partition in handled.items():
+                assert partition in blocks["bulk" if text.startswith(("many", "tick")) else "urgent"], text
+            for ref in (refs[0], refs[1], many[0]):
+                found = await broker.look(str(ref), topic="sms")
+                assert found.partition in {*blocks["urgent"], *blocks["bulk"]}, found

@@ -230,3 +230,12 @@ def test_quotes_and_line_ends_are_not_part_of_an_option() -> None:
     """An option that comes from the environment of an application."""
     options = read_options({"url": "'redis://h/0'\n", "prefix": '"p"', "subscribe": " orders\n"})
     assert (options.access.url, options.access.prefix, options.selection.topics) == ("redis://h/0", "p", ("orders",))
+
+
+def test_a_write_names_a_band_of_its_topic() -> None:
+    """Not letters, and not what is restored where it was."""
+    assert write_options({**WRITE, "band": "bulk"}).band == "bulk"
+    assert write_options(WRITE).band is None
+    for wrong in ({"band": "Bulk!"}, {"band": "bulk", "idempotence": "id"}, {"band": "bulk", "target": "inbox"}):
+        with pytest.raises(ConfigError, match="band"):
+            write_options({**URL, "topic": "orders", **wrong} if "target" not in wrong else {**URL, **wrong})
