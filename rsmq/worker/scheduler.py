@@ -97,16 +97,24 @@ class Scheduler:
         self._stopping.set()
 
     async def _serve(self, schedule: Schedule) -> None:
-        """One schedule. Its errors end here: each is logged, and the schedule is tried again."""
+        """One schedule. Its errors end here: each is logged, and the schedule is tried again.
+
+        A leader that has failed for a lease lets another worker lead: it may have a right that this one lacks.
+        """
+        failing_since: float | None = None
         while True:
             try:
                 seconds = await self._publish_due(schedule)
-            except BrokerError as error:
-                log.warning("schedule %s waits: %s", schedule.name, error)
-                seconds = RETRY_AFTER
-            except ConfigError as error:
-                log.error("schedule %s waits: %s", schedule.name, error)
-                seconds = LONGEST_PAUSE
+                failing_since = None
+            except (BrokerError, ConfigError) as error:
+                is_ours = isinstance(error, BrokerError)
+                (log.warning if is_ours else log.error)("schedule %s waits: %s", schedule.name, error)
+                seconds = RETRY_AFTER if is_ours else LONGEST_PAUSE
+                failing_since = monotonic() if failing_since is None else failing_since
+                lease = self._ttl_ms / 1000
+                if schedule.full_name in self._led and monotonic() - failing_since >= lease:
+                    await self._release(schedule)
+                    seconds = 2 * lease
             await anyio.sleep(seconds)
 
     async def _publish_due(self, schedule: Schedule) -> float:

@@ -28,10 +28,10 @@ def server() -> Iterator[Server]:
     started.close()
 
 
-def make(server: Server, name: str, done: Counter[str], user: str = "") -> Broker:
+def make(server: Server, name: str, done: Counter[str], user: str = "", lease: timedelta = LEASE) -> Broker:
     """A broker with one handler that counts under a name."""
     url = server.url.replace("//", f"//{user}:secret@") if user else server.url
-    settings = Settings(url=url, prefix="few", partitions=4, lease_ttl=LEASE, preflight="warn", presence_grace=LEASE)
+    settings = Settings(url=url, prefix="few", partitions=4, lease_ttl=lease, preflight="warn", presence_grace=LEASE)
     broker = Broker(settings=settings)
 
     @broker.handler("t", group="g")
@@ -140,3 +140,29 @@ async def test_member_without_descriptors_names_the_limit(server: Server, no_tas
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
             admin.execute_command("ACL", "SETUSER", "late", "+xreadgroup")
             await until(lambda: held(broker) == 4, "it has joined")
+
+
+async def test_leader_of_a_schedule_that_may_not_publish_lets_another_worker_lead(
+    server: Server, no_task_left: None
+) -> None:
+    """It is asked first, and holds the schedule; after a lease the other one publishes the ticks."""
+    done = Counter[str]()
+    with server.client() as admin:
+        admin.execute_command("FLUSHALL")
+        admin.execute_command("ACL", "SETUSER", "mute", "on", ">secret", "~*", "&*", "+@all", "-xadd")
+        long = 3 * LEASE  # it asks again before that has ended
+        mute, other = make(server, "mute", done, "mute", long), make(server, "other", done, lease=long)
+        for broker in (mute, other):
+            broker.every(timedelta(seconds=1), "ticks", name="tick")(lambda: 1)
+        async with running(mute):
+            leads = "mute leads the schedule"
+            await until(lambda: mute.worker is not None and bool(mute.worker._scheduler._led), leads)
+            async with running(other):
+                ticks = f"few:{{ticks.{await partition_of_ticks(other)}}}"
+                await until(lambda: admin.xlen(ticks) > 1, "the other one publishes")
+
+
+async def partition_of_ticks(broker: Broker) -> int:
+    """Where the schedule publishes."""
+    topic = await broker.topics.ensure("ticks", 4)
+    return topic.normal.partition_for("tick")
