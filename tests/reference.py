@@ -37,8 +37,8 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "Handlers",
         "",
         (
-            "rsmq.Router", "rsmq.RetryPolicy", "rsmq.Retry", "rsmq.Reject", "rsmq.Rate", "rsmq.Concurrency",
-            "rsmq.Burial",
+            "rsmq.Router", "rsmq.RetryPolicy", "rsmq.Retry", "rsmq.Reject", "rsmq.Hold", "rsmq.Breaker", "rsmq.Rate",
+            "rsmq.Concurrency", "rsmq.Burial",
         ),
     ),
     (

@@ -95,11 +95,11 @@ def swapped(tree: ast.Module) -> Iterator[str]:
             is_private = target.attr.startswith("_") and not target.attr.startswith("__")
             is_module = isinstance(target.value, ast.Name) and target.value.id in foreign
             if (is_private and not is_self and target.attr not in own_private_names()) or is_module:
-                yield from {ast.unparse(target)} - {"sys.stdout"}  # meant to be replaced
+                yield from {ast.unparse(target)} - {"sys.stdout", "sys.stderr"}  # meant to be replaced
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "object.__setattr__") and node.args:
             owner = node.args[0]
-            if isinstance(owner, ast.Name) and owner.id in foreign:
+            if isinstance(owner, ast.Name) and owner.id in foreign - {"sys"}:
                 yield ast.unparse(node)
 
 

@@ -274,8 +274,8 @@ EXHIBITS: Final = (
         "settled during a claim",
         "a message that is settled while a claim is on its way starts again",
         "consumer/reading/reclaimer.py",
-        "if entry[0] not in in_flight and entry[0] not in far]",
-        "if entry[0] not in far]",
+        "and row[0] not in in_flight and row[0] not in far]",
+        "and row[0] not in far]",
         needs=aims_at("late claim"),
     ),
     Exhibit(
@@ -605,8 +605,8 @@ EXHIBITS: Final = (
         "a recovery does not know what waits as ids",
         "after a lost connection the ids are taken over again, and their messages handled twice",
         "consumer/reading/reclaimer.py",
-        "entry[0] not in in_flight and entry[0] not in far]",
-        "entry[0] not in in_flight]",
+        "row[0] not in in_flight and row[0] not in far]",
+        "row[0] not in in_flight]",
         needs=lambda plan: plan.is_hot,
     ),
     bug(
