@@ -255,3 +255,23 @@ async def test_handler_without_options_sends_the_commands_that_it_sent_before_re
 
 PATH = ("XREADGROUP", "XACK", "XCLAIM", "XRANGE", "EXISTS")
 """Commands of the way of a message, but not of heartbeats and audits; XACK is that of the script that settles it."""
+
+
+async def test_memory_is_bounded_by_bytes_too(make_broker: Make, witness: Witness) -> None:
+    """Of large messages fewer are read than RSMQ_PREFETCH allows, until those in memory are handled."""
+    broker, gate = make_broker(partitions=1, prefetch_bytes=100_000), anyio.Event()
+
+    @broker.handler("t", group="g", concurrency=4)
+    async def handle(order: dict[str, Any]) -> None:
+        await gate.wait()
+        witness.note(order["n"])
+
+    async with broker:
+        await broker.publish_many("t", [{"n": n, "text": 10_000 * "x"} for n in range(300)])
+    async with broker.running():
+        (consumer,) = broker.worker.consumers  # type: ignore[union-attr]
+        await until(lambda: consumer._runner.is_starved, "the reader waits for room")
+        assert 10_000 * consumer.queue.in_flight <= 3 * 100_000
+        gate.set()
+        await witness.sees(list(range(300)))
+        await settled(broker, "t")

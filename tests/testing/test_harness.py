@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
 from rsmq.testing import Harness
+from tests.patience import until
 
 HOUR = timedelta(hours=1)
 
@@ -219,3 +221,23 @@ async def test_broker_is_restored_after_the_block(shop: Shop, harness: Callable[
     async with harness(shop.broker):
         assert shop.broker.settings != before[0]
     assert (shop.broker.settings, shop.broker.keys, shop.broker._middlewares) == before
+
+
+async def test_tenants_take_turns_in_a_harness(harness: Callable[..., Harness]) -> None:
+    """Its worker is a real one: order, weights and limits are those of production."""
+    broker, served = Broker(Settings(url="redis://127.0.0.1:1/0", partitions=1)), list[str]()
+    gate = asyncio.Event()
+
+    @broker.handler("t", group="g", concurrency=1, tenant=lambda message: message.headers["tenant"])
+    async def handle(_order: dict[str, int], message: Message) -> None:
+        await gate.wait()
+        served.append(message.headers["tenant"])
+
+    async with harness(broker) as tested:
+        for tenant, count in (("noisy", 30), ("quiet", 3)):
+            await broker.publish_many("t", [{"n": n} for n in range(count)], headers={"tenant": tenant})
+        (consumer,) = tested._consumers
+        await until(lambda: consumer.queue.tenants(consumer.lanes.values())["quiet"] == 3, "all of it is read")
+        gate.set()
+        await tested.handle()
+    assert "".join(tenant[0] for tenant in served[1:7]) in ("qnqnqn", "nqnqnq")

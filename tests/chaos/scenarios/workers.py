@@ -311,3 +311,23 @@ async def the_log_is_full(testbed: Testbed) -> Verdict:
         assert await leaver.ended() == 0
         await run.handles(100)
     return await run.verdict()
+
+
+@scenario("A38", injection="SIGKILL of the busiest of two workers with room for 40 messages in memory, while 1500 of "
+          "five keys wait as ids (100 000 in the long form)",
+          bound="the other one takes over in order; nothing that waited as an id counts as started",
+          is_cheap=True)  # fmt: skip
+async def killed_with_ids_waiting(testbed: Testbed) -> Verdict:
+    """What waits behind its key has provably not started when its owner dies."""
+    run = await testbed.start(await testbed.shared_server(), workers=2, lease=30, prefetch=40, concurrency=8)
+    await run.burst(100_000 if run.seconds else 1500, keys=5, seconds=0.0002)
+    await run.handles(100)
+    victim = run.busiest()
+    victim.kill()
+    killed = time.monotonic()
+    run.excuse("killed", victim)
+    run.history.most_repeats = run.job.prefetch
+    await run.handles(300)
+    verdict = await run.verdict(seconds=300 if run.seconds else 40)
+    assert run.recovery(victim.pid, killed) < 20
+    return verdict
