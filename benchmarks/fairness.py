@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.lending import show
-from benchmarks.tenants import show as show_tenants
+from benchmarks.tenants import show_tenants
 from rsmq.broker import Broker
 from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate

@@ -114,7 +114,7 @@ ROWS: Final[tuple[tuple[str, str, Measure], ...]] = (
 )
 
 
-async def show(only: str, waiting: int) -> None:
+async def show_tenants(only: str, waiting: int) -> None:
     """Print the table."""
     print("\n| tenants | without `tenant=` | with it | goal |\n|---|--:|--:|--:|")
     for what, goal, measure in ROWS:
