@@ -27,6 +27,7 @@ from rsmq.consumer.waiting.borrower import Borrower
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.flow_names import FlowNames
 from rsmq.consumer.waiting.group_rate import GroupRate
+from rsmq.consumer.waiting.handler_permits import HandlerPermits, NamedCalls
 from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, FirstLimit, KeyRate, RateLimit, all_of, call_quotas
@@ -36,6 +37,7 @@ from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.ready_bands import ReadyBands, ReservedSlots
 from rsmq.errors import BrokerError, ConfigError
+from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.rate_limit import Rate
 from rsmq.heartbeat.circles import WAITS_FOR
@@ -51,6 +53,8 @@ from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.consumer")
 
+PERMIT: Final = "permit:"
+"""Before the names that a handler takes itself, in their keys."""
 MOST_NAMES: Final = 3
 """Keys, names or tenants of which a member tells how many messages wait."""
 LONGEST_NAME: Final = 60
@@ -80,8 +84,7 @@ class Consumer:
         self.membership = Membership(
             client, keys, settings, self.member, self.topic.name, handler.group, ask, context.clock
         )
-        is_counted = handler.breaker or any(each.by for each in handler.group_concurrency)
-        kind = CountedQueue if is_counted else Queue
+        kind = CountedQueue if handler.counts_messages else Queue
         self.queue = kind(
             is_ordered=handler.ordering != "none",
             is_serial=handler.ordering == "partition",
@@ -94,6 +97,7 @@ class Consumer:
         self._names_of: list[Callable[[Message], str | None]] = []  # by which limits count
         self._reserved: ReservedSlots | None = None
         self.holds: Holds | None = None
+        self._permits: HandlerPermits | None = None
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
@@ -121,27 +125,48 @@ class Consumer:
     def _use(self, rates: Sequence[Rate]) -> None:
         """Limit the queue."""
         wake, first, whole, calls = self._runner.wake_soon, list[FirstLimit](), None, None
-        if self.handler.group_concurrency:
-            self._borrower = Borrower(self._context, self.settler.ask, self._heartbeat, self._cancel_all)
-            for limit in self.handler.group_concurrency:
-                if limit.by is None:
-                    calls = self._limit_calls(limit.limit, self._borrower)
-                elif isinstance(self.queue, CountedQueue):
-                    permits = NamePermits(limit, self._borrower, self.queue, wake)
-                    self.queue.count(permits.finish)
-                    self._names_of.append(permits.name_of)
-                    first.append(permits)
+        for limit in self.handler.group_concurrency:
+            if limit.by is None:
+                calls = self._limit_calls(limit.limit, self._lender())
+            elif isinstance(self.queue, CountedQueue):
+                permits = NamePermits(limit, self._lender(), self.queue, wake)
+                self.queue.count(permits.finish)
+                self._names_of.append(permits.name_of)
+                first.append(permits)
         for rate in rates:
             if rate.by == "key":
                 first.append(KeyRate(rate, self._context.clock, self._let_go))
-            elif rate.by is not None:
+            elif rate.name_of is not None:
                 self._group_rate = GroupRate(rate, self._context, self.settler.ask, self.queue, wake)
                 self._names_of.append(self._group_rate.name_of)
+                if rate.cost is not None and isinstance(self.queue, CountedQueue):
+                    self.queue.count(self._group_rate.left)
             else:
                 whole = RateLimit(rate, lambda: len(self.membership.live), wake)
         self.queue.limit(rate=whole, message_rate=all_of(first, self._group_rate), group=calls)
         if self.handler.has_limits:
             self._hold(first)
+        if self.handler.permits or (self._group_rate is not None and self._group_rate.has_cost):
+            self._permits = self._make_permits()
+            self._runner.limit_by(self._permits)
+
+    def _make_permits(self) -> HandlerPermits:
+        """What the handler takes itself."""
+        rates, calls = dict[str, GroupRate](), dict[str, NamedCalls]()
+        for name, limits in self.handler.permits.items():
+            for limit in limits:
+                if isinstance(limit, Concurrency):
+                    calls[name] = NamedCalls(f"{PERMIT}{name}", limit.limit, self._lender())
+                else:
+                    about = (limit, self._context, self.settler.ask, self.queue, self._runner.wake_soon)
+                    rates[name] = GroupRate(*about, lambda _message: None, prefix=PERMIT)
+        return HandlerPermits(rates, calls, self._group_rate, self.holds, self._runner.runs)
+
+    def _lender(self) -> Borrower:
+        """All limits on calls at once share one."""
+        if self._borrower is None:
+            self._borrower = Borrower(self._context, self.settler.ask, self._heartbeat, self._cancel_all)
+        return self._borrower
 
     def _hold(self, first: Sequence[FirstLimit]) -> None:
         """What waits because its name is held."""
@@ -320,6 +345,8 @@ class Consumer:
         for limit in (self._group_rate, self._borrower, self.holds):
             if limit is not None:
                 tasks.start_soon(limit.run)
+        for role in self._permits.roles() if self._permits is not None else ():
+            tasks.start_soon(role)
         tasks.start_soon(self._reclaimer.cancellations.run)
         tasks.start_soon(self._read_ahead.run)
 

@@ -59,6 +59,7 @@ class Handler:
     group_concurrency: tuple[Concurrency, ...]
     tenants: Tenants | None
     breaker: Breaker | None
+    permits: dict[str, tuple[Rate | Concurrency, ...]]
     outputs: tuple[str, ...]
     replies: bool
     bands: BandRules
@@ -81,16 +82,23 @@ class Handler:
         return next((each.limit for each in self.group_concurrency if each.by is None), None)
 
     @property
+    def counts_messages(self) -> bool:
+        """Whether a limit must know which messages have left the handler."""
+        has_permits = any(each.by is not None for each in self.group_concurrency)
+        return has_permits or self.breaker is not None or any(each.cost is not None for each in self.rates)
+
+    @property
     def has_limits(self) -> bool:
         """Whether its messages can be held: single ones, under a rate, a limit over the group or a breaker."""
-        return self.batch is None and bool(self.rates or self.group_concurrency or self.breaker)
+        return self.batch is None and bool(self.rates or self.group_concurrency or self.breaker or self.permits)
 
     @property
     def name_of(self) -> Callable[[Message], str | None] | None:
         """What gives a message the name under which it is held; None: all messages have one."""
         named = [each for each in (self.breaker, *self.rates, *self.group_concurrency) if each is not None and each.by]
         function = next((each.by for each in named if callable(each.by)), None)
-        return function if function or not named else lambda _message: None
+        has_one = not named and (self.breaker or self.rates or self.group_concurrency)
+        return function if function or has_one else lambda _message: None
 
     def __repr__(self) -> str:
         return f"<Handler {self.name} {self.topic}/{self.group}>"

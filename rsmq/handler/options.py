@@ -23,6 +23,7 @@ from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.publish_options import refuse_unknown
 from rsmq.model.stream_id import is_position
 
+PermitLimits = Rate | Concurrency | Sequence[Rate | Concurrency]
 Ordering = Literal["key", "partition", "none"]
 Distribution = Literal["hash", "shared"]
 Execution = Literal["inline", "thread", "process"]
@@ -45,6 +46,7 @@ class SingleOptions(TypedDict, total=False):
     tenant: TenantOf | None
     weights: Weights | None
     breaker: Breaker | None
+    permits: Mapping[str, PermitLimits] | None
     output: str | Sequence[str] | None
     replies: bool
     pick: Pick
@@ -96,6 +98,7 @@ class OptionCheck:
             "group_concurrency": self._group_concurrency(),
             "tenants": self._tenants(),
             "breaker": self._breaker(),
+            "permits": self._permits(),
             "outputs": self._outputs(),
             "replies": self._replies(),
             "bands": self._bands(),
@@ -242,7 +245,7 @@ class OptionCheck:
                 raise self._wrong(f"rate={each!r} is not a Rate: write rate=Rate(100, per='1s')")
         if rates and self.is_batch:
             raise self._wrong("rate counts single messages: leave batch out, or use concurrency")
-        kinds = Counter("key" if each.by == "key" else "name" if each.by else "" for each in rates)
+        kinds = Counter("key" if each.by == "key" else "name" if each.name_of else "" for each in rates)
         if rates and max(kinds.values()) > 1:
             raise self._wrong(
                 "several rates of one kind: give it at most one by='key', one by=a function of the message, and one "
@@ -302,6 +305,33 @@ class OptionCheck:
             return Tenants(function, weights)
         except ConfigError as error:
             raise self._wrong(str(error)) from None
+
+    def _permits(self) -> dict[str, tuple[Rate | Concurrency, ...]]:
+        """Each name with at most one limit of each kind, over the group."""
+        value, found = self._options["permits"], dict[str, tuple[Rate | Concurrency, ...]]()
+        if value is None:
+            return found
+        if not isinstance(value, Mapping):
+            raise self._wrong(f"permits={value!r} are none: write permits={{'twilio': Rate(100, per='1s')}}")
+        for name, given in value.items():
+            limits = tuple(given) if isinstance(given, list | tuple) else (given,)
+            if not isinstance(name, str) or not name:
+                raise self._wrong(f"a permit with the name {name!r} is not possible: give text")
+            for each in limits:
+                if not isinstance(each, Rate | Concurrency):
+                    raise self._wrong(
+                        f"the permit {name!r} is {each!r}: write Rate(100, per='1s'), Concurrency(5), or both"
+                    )
+                if each.by is not None or (isinstance(each, Rate) and (each.over == "member" or each.cost)):
+                    raise self._wrong(
+                        f"the permit {name!r} has a limit with `by`, `cost` or over='member': leave it out"
+                    )
+            if not limits or len({type(each) for each in limits}) < len(limits):
+                raise self._wrong(f"the permit {name!r} needs a Rate, a Concurrency, or one of each")
+            if self._options["distribution"] == "shared" and any(isinstance(each, Concurrency) for each in limits):
+                raise self._wrong(f"distribution='shared' cannot enforce the Concurrency of the permit {name!r}")
+            found[name] = limits
+        return found
 
     def _breaker(self) -> Breaker | None:
         value = self._options["breaker"]

@@ -15,6 +15,7 @@ from rsmq.model.words import duration
 
 Over = Literal["group", "member"]
 By = Literal["key"] | Callable[[Message], str | None]
+Cost = Callable[[Message], int]
 
 MOST: Final = 100_000
 
@@ -32,22 +33,40 @@ class Rate:
     blocks of starts from the server, a few times a second while there are messages. None: the message is not limited.
     The function gets the message before its payload is decoded: headers, key and data.
 
-    Over the group each live member has an equal share, computed from the members it knows, without a call per message.
-    A share that one member does not use is not given to others; while members join, the group may exceed the limit.
+    All of `limit` may start at once, and then no more until the first of them are `per` ago. With `burst` no more than
+    that many start at once, and the others evenly, one every `per / limit`: `Rate(20, per="1s", burst=1)` is one every
+    50 ms. `cost=` is how many a message counts for, such as its tokens or segments, 1 to `limit`; a handler that learns
+    it only later says `message.spent(n)`. Both hold over the group, with `by` a function or without `by`: then, too,
+    what one member does not use is free for the others. One rate has one of them.
+
+    Without any of these, over the group each live member has an equal share, computed from the members it knows,
+    without a call per message. A share that one member does not use is not given to others; while members join, the
+    group may exceed the limit.
     """
 
     limit: int
     per: timedelta
     over: Over
     by: By | None
+    cost: Cost | None
+    burst: int | None
 
     def __init__(
-        self, limit: int, per: Duration = timedelta(seconds=1), over: Over = "group", *, by: By | None = None
+        self,
+        limit: int,
+        per: Duration = timedelta(seconds=1),
+        over: Over = "group",
+        *,
+        by: By | None = None,
+        cost: Cost | None = None,
+        burst: int | None = None,
     ) -> None:
         object.__setattr__(self, "limit", limit)
         object.__setattr__(self, "per", checked_duration("per", per))
         object.__setattr__(self, "over", over)
         object.__setattr__(self, "by", by)
+        object.__setattr__(self, "cost", cost)
+        object.__setattr__(self, "burst", burst)
         is_number = isinstance(self.limit, int) and not isinstance(self.limit, bool)
         if not is_number or not 1 <= self.limit <= MOST:
             raise ConfigError(f"a rate of {self.limit!r} is not possible: use 1 to {MOST}, and choose `per`")
@@ -63,6 +82,30 @@ class Rate:
             )
         if self.by is not None and self.over != "group":
             raise ConfigError("a rate with `by` holds over the whole group: leave over='member' out, or leave `by` out")
+        self._check_lent()
+
+    def _check_lent(self) -> None:
+        if self.cost is not None and not callable(self.cost):
+            raise ConfigError(
+                f"cost={self.cost!r} is not possible: write a function of the message that returns a number"
+            )
+        is_number = isinstance(self.burst, int) and not isinstance(self.burst, bool)
+        if self.burst is not None and (not is_number or not 1 <= self.burst <= self.limit):
+            raise ConfigError(f"burst={self.burst!r} is not possible: use 1 (evenly) to the limit of {self.limit}")
+        if (self.cost or self.burst) and self.by == "key":
+            even = "write Rate(1, per='50ms', by='key')" if self.burst else "use a function, such as by=lambda m: m.key"
+            raise ConfigError(f"a rate by='key' has neither cost nor burst: {even}")
+        if self.cost and self.burst:
+            raise ConfigError("a rate has a cost or a burst, not both: leave one of them out")
+        if (self.cost or self.burst) and self.over == "member":
+            raise ConfigError("cost and burst hold over the whole group: leave over='member' out")
+
+    @property
+    def name_of(self) -> Callable[[Message], str | None] | None:
+        """What gives a message its name, if the server lends the starts of each name to members; None: it does not."""
+        if callable(self.by):
+            return self.by
+        return _everything if self.cost or self.burst else None
 
     def _share_of(self, members: int) -> tuple[int, float]:
         """The share of one of `members`, as a limit and seconds. All shares together never exceed the rate."""
@@ -72,6 +115,11 @@ class Rate:
         if self.limit >= members:
             return self.limit // members, seconds
         return 1, seconds * members / self.limit
+
+
+def _everything(_message: Message) -> str:
+    """One name for all messages."""
+    return "all"
 
 
 class Window:

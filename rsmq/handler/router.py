@@ -57,6 +57,8 @@ class Router:
           What it returns None for is one tenant more. Not with "shared", nor with order by "partition" (none).
         - `weights`: how many messages a turn is, 1 to 1000: a dict from tenants, or a function of the name (1 each).
         - `breaker`: `Breaker(failures=5, hold="30s")`: after failures in a row nothing starts for a time (none).
+        - `permits`: limits by name that the function takes itself, `async with message.permit("twilio")`:
+          `{"twilio": [Rate(100, per="1s"), Concurrency(5)]}` (none).
         - `ordering`: "key" (one message of a key at a time), "partition" or "none" ("key"; "none" if shared).
         - `distribution`: "hash" gives each partition an owner, "shared" any message to any member ("hash").
         - `retry`: a `RetryPolicy` (5 attempts, exponential back-off from 1 s to 5 min).

@@ -75,6 +75,17 @@ class Origin(Protocol):
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
     ) -> Coroutine[Any, Any, MessageRef]: ...
+    def permit(self, message: Message, name: str) -> AnyPermit: ...
+    def spent(self, message: Message, number: int) -> None: ...
+
+
+class AnyPermit(Protocol):
+    """What `async with message.permit(name)` enters; in a plain function `with message.permit(name)`."""
+
+    async def __aenter__(self) -> object: ...
+    async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +112,14 @@ class MessageOrigin:
             "message.publish works in the process of the worker: with execution='process' return the payload, and "
             "write @broker.handler(..., output='invoices')"
         )
+
+    def permit(self, message: Message, name: str) -> AnyPermit:
+        """Refuse, in the same way."""
+        raise ConfigError(f"message.permit({name!r}) works in the process of the worker, not with execution='process'")
+
+    def spent(self, message: Message, number: int) -> None:
+        """Refuse, in the same way."""
+        raise ConfigError(f"message.spent({number!r}) works in the process of the worker, not with execution='process'")
 
 
 class Message:
@@ -326,6 +345,24 @@ class Message:
         """`publish` for handlers that are plain functions."""
         refuse_thread(is_async=False)
         return from_thread.run(self.origin.publish, self, topic, payload, options)
+
+    def permit(self, name: str) -> AnyPermit:
+        """Permission for one call, under the limits of the handler's `permits`: `async with message.permit("twilio"):`.
+
+        Waits until the rate of that name has a start and its limit on calls at once has room, over the whole group;
+        the call counts until the end of the block. Time that it waits counts for the handler's timeout. In a handler
+        that is a plain function: `with message.permit("twilio"):`. Raises `Hold` while the name is held, ConfigError
+        for a name that is not declared, and with `execution="process"`.
+        """
+        return self.origin.permit(self, name)
+
+    def spent(self, number: int) -> None:
+        """What this message really costs under the rate's `cost`, such as tokens: it counts so many from its start.
+
+        Less is free again for others; more makes the next ones wait. The last call counts. Raises ConfigError where no
+        rate has a cost, and with `execution="process"`.
+        """
+        self.origin.spent(self, number)
 
     def again(self) -> Message:
         """A copy of this delivery for another call of the handler. Outputs of the last call cannot reach this one."""

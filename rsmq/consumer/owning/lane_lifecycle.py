@@ -60,7 +60,7 @@ class LaneLifecycle:
     def begin(self, lane: Lane) -> None:
         """Use a lane. Outputs that its last owner has left in the out-stream are relayed."""
         self._lanes[lane.partition] = lane
-        lane.serve(self._runner.collect, self._runner.handler.retry.max_attempts)
+        lane.serve(self._runner.collect, self._runner.handler.retry.max_attempts, self._runner.limits)
         self._settler.outputs.relay.wake(lane)
 
     async def restore_rate(self, lane: Lane) -> None:

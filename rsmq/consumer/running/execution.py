@@ -48,8 +48,8 @@ def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> C
     """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
     if handler.execution != "inline" or handler.outputs or handler.tenants is not None:
         return None  # an output belongs to a message, and a tenant is a function of it
-    if handler.breaker or any(each.by is not None for each in handler.group_concurrency):
-        return None  # and so does a permit, or a failure
+    if handler.counts_messages:
+        return None  # and so does a permit, a failure or a cost
     call = handler.signature.payload_call()
     call = None if call is None else surrounded(call)
     for middleware in reversed((*middlewares, *handler.around)):

@@ -21,7 +21,7 @@ from rsmq.consumer.running.pool import Pool, is_running_in
 from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.holds import Holds
-from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.lane import Lane, MessageLimits
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import BrokerError, ConfigError, HandlerTimeout
@@ -75,7 +75,12 @@ class Runner(Pool):
         self.retries = asyncio.Event()  # set when a lane may have to look for due retries earlier
         self._low = 0
         self._holds: Holds | None = None
+        self.limits: MessageLimits | None = None
         self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
+
+    def limit_by(self, limits: MessageLimits) -> None:
+        """What a handler may ask of its limits."""
+        self.limits = limits
 
     def hold_by(self, holds: Holds) -> None:
         """These hear of what fails, or asks for a hold."""
@@ -325,7 +330,7 @@ class Runner(Pool):
     def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
         """What an exception out of a handler's call means. Raises it again if it ends more than this call.
 
-        Whatever a handler raises is a failed attempt, also SystemExit or a cancellation that is not the pool's.
+        All that a handler raises is a failed attempt, also SystemExit or a cancellation that is not the pool's.
         """
         if is_from_signal(error) or not is_running_in(task_slot.task):
             raise error

@@ -72,6 +72,10 @@ class Allowance:
                 del blocks[0]
         return taken
 
+    def take_whole(self, now: float, number: int) -> bool:
+        """Use exactly so many now, or none."""
+        return self.usable(now) >= number and self.take(now, number) == number
+
     def put_back(self, now: float, number: int) -> None:
         """So many that were taken now are not used."""
         if self._blocks and self._blocks[0][0] <= now:
@@ -79,15 +83,16 @@ class Allowance:
             now, number = begin, others + number
         self._blocks.insert(0, (now, number))
 
-    def hold_pending(self) -> int:
-        """One that was taken waits for the charge of its attempt. Returns the number of losses, for `end_pending`."""
-        self.pending += 1
+    def hold_pending(self, number: int = 1) -> int:
+        """What a message has taken waits for the charge of its attempt. Returns the number of losses, for
+        `end_pending`."""
+        self.pending += number
         return self.losses
 
-    def end_pending(self, losses: int) -> bool:
+    def end_pending(self, losses: int, number: int = 1) -> bool:
         """It waits no longer. False: the server has lost what was granted since."""
         if losses == self.losses:
-            self.pending -= 1
+            self.pending -= number
         return losses == self.losses
 
     def note(self, now: float, number: int = 1) -> None:
@@ -109,7 +114,7 @@ class Allowance:
         What is not needed soon is given back now, so it must not be used any more. A member whose handlers are slow
         asks for no more than they can use, however much waits.
         """
-        self.recent = sum(self._used.values())
+        self.recent = max(0, sum(self._used.values()))
         need = min(waiting, max(calls, 4 * self.recent)) + 2 * self.recent
         if not self.is_short and need:
             need += limit // SPARE
@@ -126,6 +131,16 @@ class Allowance:
                 kept.append((begin, min(each, number)))
                 number -= each
         self._blocks = kept
+
+    def yield_all(self) -> None:
+        """Give back with the next question what is held: it does not suffice, and others may wait for it."""
+        self._blocks = []
+
+    def advance(self, seconds: float) -> None:
+        """A test has moved the clock."""
+        self._blocks = [(begin - seconds, number) for begin, number in self._blocks]
+        self._used = {at - seconds: number for at, number in self._used.items()}
+        self.is_short = False
 
     def failed(self, question: Question) -> None:
         """There is no answer: the uses are reported again. To report one twice is harmless."""
@@ -145,6 +160,45 @@ class Allowance:
 
     def __repr__(self) -> str:
         return f"<Allowance {self.held} held, {self.pending} pending>"
+
+
+class EvenAllowance(Allowance):
+    """The same with a burst: what could not be used in its moment does not come all at once later."""
+
+    __slots__ = ("_burst", "_even", "_interval")
+
+    def __init__(self, interval: float, burst: int) -> None:
+        super().__init__()
+        self._interval, self._burst = interval, burst
+        self._even = 0.0
+
+    def _open(self, now: float) -> int:
+        """How many may start now, if there were enough."""
+        early = now - (self._even - (self._burst - 1) * self._interval)
+        return 0 if early < 0 else min(self._burst, 1 + int(early / self._interval))
+
+    def take(self, now: float, most: int = 1) -> int:
+        """Use up to so many now."""
+        taken = super().take(now, min(most, self._open(now)))
+        self._even = max(self._even, now) + taken * self._interval if taken else self._even
+        return taken
+
+    def put_back(self, now: float, number: int) -> None:
+        """So many that were taken now are not used."""
+        super().put_back(now, number)
+        self._even -= number * self._interval
+
+    def usable(self, now: float) -> int:
+        """How many may be used now."""
+        return min(super().usable(now), self._open(now))
+
+    def next_begin(self, now: float) -> float | None:
+        """When more may be used than now."""
+        opens = self._even - (self._burst - 1) * self._interval
+        if opens > now and super().usable(now):
+            return opens
+        found = super().next_begin(now)
+        return None if found is None else max(found, opens)
 
 
 def ages(used: Sequence[tuple[float, int]], now: float, step: float) -> list[int]:

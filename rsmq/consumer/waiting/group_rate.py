@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import anyio
 
-from rsmq.consumer.waiting.allowance import AHEAD, HOLD_MS, Allowance, ages
+from rsmq.consumer.waiting.allowance import AHEAD, HOLD_MS, Allowance, EvenAllowance, ages
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import lag_of
@@ -31,18 +33,25 @@ LONGEST_PAUSE: Final = 0.25
 """Seconds between two calls for a name that is in use: an eighth of the time of the rate."""
 
 
+SOON: Final = 0.002
+"""Seconds in which the server answers, or a start may be near."""
+LONG: Final = 5
+"""Calls for which what is held does not suffice for the next message."""
+
+
 class Share:
     """What this member has of the rate of one name, and the messages that wait for more.
 
     `late` counts those that have a charged attempt, and wait again, because the server has lost what was granted.
     """
 
-    __slots__ = ("allowance", "late", "name", "next_call", "opening", "waiting")
+    __slots__ = ("allowance", "late", "name", "next_call", "opening", "waiting", "waits_long")
 
-    def __init__(self, name: str) -> None:
-        self.name, self.allowance = name, Allowance()
+    def __init__(self, name: str, allowance: Allowance) -> None:
+        self.name, self.allowance = name, allowance
         self.waiting: deque[tuple[Message, Lane]] = deque()
         self.late = 0
+        self.waits_long = 0
         self.next_call = 0.0
         self.opening: asyncio.TimerHandle | None = None
 
@@ -55,11 +64,25 @@ class GroupRate:
     are ready again.
     """
 
-    def __init__(self, rate: Rate, context: ConsumerContext, ask: Ask, queue: Queue, wake: Callable[[], Any]) -> None:
-        assert callable(rate.by)
+    def __init__(
+        self,
+        rate: Rate,
+        context: ConsumerContext,
+        ask: Ask,
+        queue: Queue,
+        wake: Callable[[], Any],
+        name_of: Callable[[Message], str | None] | None = None,
+        prefix: str = "",
+    ) -> None:
+        """`name_of` gives a message its name, if the rate does not; `prefix` is before the names in their keys."""
+        name_of = name_of or rate.name_of
+        assert name_of is not None
+        self._cost = rate.cost
+        self._prefix = prefix
+        self._burst = rate.burst or 0
         self._limit = rate.limit
         self._seconds = rate.per.total_seconds()
-        self._naming = Naming(rate.by, log)
+        self._naming = Naming(name_of, log)
         self._context = context
         self._ask = ask
         self._queue = queue
@@ -67,7 +90,8 @@ class GroupRate:
         self.lag = lag_of(rate)
         self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._seconds / 8))
         self._shares: dict[str, Share] = {}
-        self._pending: dict[Message, tuple[Share, int]] = {}
+        self._pending: dict[Message, tuple[Share, int, int]] = {}
+        self._spending: dict[Message, tuple[Share, float, int]] = {}  # with a cost: when, and for how much, it counts
         self._taken: Mapping[str | None, int] = {}  # of each name, at the last question for raw entries
         self._changed = asyncio.Event()
         self._throttled = ThrottledLog(log)
@@ -84,9 +108,9 @@ class GroupRate:
             return True
         now, share = monotonic(), self._shares.get(name)
         if share is None:
-            share = self._shares[name] = Share(name)
-        allowance = share.allowance
-        if not allowance.take(now):
+            share = self._shares[name] = Share(name, self._new_allowance())
+        allowance, cost = share.allowance, 1 if self._cost is None else self._cost_of(message)
+        if not (allowance.take(now) if cost == 1 else allowance.take_whole(now, cost)):
             share.waiting.append((message, lane))
             if share.opening is None:
                 self._plan(share, now)
@@ -94,10 +118,45 @@ class GroupRate:
         if share.waiting and not allowance.held:
             self._call_soon(share)
         if message.is_redelivered:
-            self._pending[message] = share, allowance.hold_pending()
+            self._pending[message] = share, allowance.hold_pending(cost), cost
         else:
-            allowance.note(now)
+            self._note(message, share, now, cost)
         return True
+
+    def _new_allowance(self) -> Allowance:
+        return EvenAllowance(self._seconds / self._limit, self._burst) if self._burst else Allowance()
+
+    def _cost_of(self, message: Message) -> int:
+        """How many a message counts for. A function that fails, or says what cannot be, costs 1, or the limit."""
+        assert self._cost is not None
+        try:
+            return min(self._limit, max(1, int(self._cost(message))))
+        except Exception as error:
+            self._throttled.warn("the cost of a rate has failed", f"{error!r} with {message}")
+            return 1
+
+    def _note(self, message: Message, share: Share, now: float, cost: int) -> None:
+        share.allowance.note(now, cost)
+        if self._cost is not None:
+            self._spending[message] = share, now, cost
+
+    @property
+    def has_cost(self) -> bool:
+        """Whether messages count for more than one."""
+        return self._cost is not None
+
+    def spent(self, message: Message, number: int) -> bool:
+        """A message that runs has cost so many. False: it is not counted here."""
+        share, at, cost = self._spending.get(message, (None, 0.0, 0))
+        if share is None:
+            return False
+        self._shares.setdefault(share.name, share).allowance.note(at, number - cost)
+        self._spending[message] = share, at, number
+        return True
+
+    def left(self, message: Message) -> None:
+        """A message has left its handler: what it has cost is known."""
+        self._spending.pop(message, None)
 
     def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
         """The same for raw entries. One that waits is not noted."""
@@ -140,28 +199,43 @@ class GroupRate:
 
     async def starts_late(self, message: Message, _lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server."""
-        share, losses = self._pending.pop(message, (None, 0))
+        share, losses, cost = self._pending.pop(message, (None, 0, 0))
         if share is None:
             return
         allowance, now = share.allowance, monotonic()
-        if allowance.end_pending(losses) and now < allowance.end:
-            allowance.note(now)
+        if allowance.end_pending(losses, cost) and now < allowance.end:
+            self._note(message, share, now, cost)
             return
         share = self._shares.setdefault(share.name, share)  # it may have been idle, and removed
         share.late += 1
         try:
-            while not share.allowance.take(now := monotonic()):
+            while not share.allowance.take_whole(now := monotonic(), cost):
                 self._call_soon(share)
                 await asyncio.sleep(self._pause)
+            self._note(message, share, now, cost)
+        finally:
+            share.late -= 1
+
+    async def acquire(self, name: str, check: Callable[[], None]) -> None:
+        """Wait for a start of a name, without a message, and use it. `check` raises what ends the waiting."""
+        share = self._shares.setdefault(name, Share(name, self._new_allowance()))
+        share.late += 1
+        try:
+            while not share.allowance.take(now := monotonic()):
+                self._call_soon(share)
+                begin = share.allowance.next_begin(now)
+                pause = self._pause if share.allowance.is_short else SOON
+                await asyncio.sleep(pause if begin is None else min(max(begin - now, SOON), self._pause))
+                check()
             share.allowance.note(now)
         finally:
             share.late -= 1
 
     def forget(self, message: Message) -> None:
         """A message that was counted does not start."""
-        share, losses = self._pending.pop(message, (None, 0))
+        share, losses, cost = self._pending.pop(message, (None, 0, 0))
         if share is not None:
-            share.allowance.end_pending(losses)
+            share.allowance.end_pending(losses, cost)
 
     def waiting(self, _lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages wait for which name, with those behind their keys. May be called from any thread."""
@@ -203,12 +277,13 @@ class GroupRate:
             del self._shares[share.name]
             return
         ahead, step = AHEAD * self._pause, max(0.001, self._seconds / 200)
-        question = allowance.ask(now, len(share.waiting) + share.late, self._context.handler.concurrency, self._limit)
+        wanting, calls = self._wanting(share)
+        question = allowance.ask(now, wanting, calls, self._limit)
         context = self._context
-        key = context.keys.rate(context.topic.name, context.handler.group, share.name)
+        key = context.keys.rate(context.topic.name, context.handler.group, self._prefix + share.name)
         spans = [int(1000 * seconds) for seconds in (self._seconds, ahead)]
         args: tuple[Value, ...] = (
-            context.member, self._limit, *spans, HOLD_MS, question.kept, question.wanted,
+            context.member, self._limit, *spans, HOLD_MS, question.kept, question.wanted, self._burst,
             *ages(question.used, now, step),
         )  # fmt: skip
         try:
@@ -223,6 +298,20 @@ class GroupRate:
         allowance.answered(question, reply, monotonic(), ahead)
         self._open(share)
 
+    def _wanting(self, share: Share) -> tuple[int, int]:
+        """How many starts its messages wait for, and how many could be used at once. If what is held does not suffice
+        for the next message for some time, it goes back: another member may wait for just that."""
+        calls = self._context.handler.concurrency
+        if self._cost is None:
+            return len(share.waiting) + share.late, calls
+        costs = [self._cost_of(message) for message, _ in islice(share.waiting, calls)]
+        share.waits_long = share.waits_long + 1 if costs and share.allowance.is_short else 0
+        if share.waits_long > LONG + random.randrange(LONG):
+            share.waits_long = 0
+            share.allowance.yield_all()
+            return 0, calls
+        return sum(costs) + share.late, max(calls, sum(costs))
+
     def _open(self, share: Share) -> None:
         """Let as many messages be tried again as may start now, and plan when the next ones may."""
         if share.opening is not None:
@@ -230,10 +319,14 @@ class GroupRate:
             share.opening = None
         now, ready = monotonic(), list[tuple[Message, Lane]]()
         room = share.allowance.usable(now)
-        while share.waiting and len(ready) < room:
+        while share.waiting and room > 0:
+            cost = 1 if self._cost is None else self._cost_of(share.waiting[0][0])
+            if cost > room:
+                break
             pair = share.waiting.popleft()
             if self._queue.holds(*pair):
                 ready.append(pair)
+                room -= cost
         for pair in reversed(ready):  # each goes to the front
             self._queue.let_go(*pair)
         if ready:

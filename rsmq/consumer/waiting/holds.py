@@ -70,6 +70,7 @@ class Holds:
         self._probes: dict[str, Message] = {}
         self._succeeded_probes: set[str] = set()
         self._limits: tuple[MessageRate | None, MessageRate] = (None, self)
+        self._on_change: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
         self._throttled = ThrottledLog(log)
 
@@ -79,6 +80,7 @@ class Holds:
         self._attach()
 
     def _attach(self) -> None:
+        self._on_change()
         self._queue.limit_messages(self._limits[bool(self._held) or self._breaker is not None])
 
     # -- for the queue --------------------------------------------------------------------------------------------
@@ -221,6 +223,17 @@ class Holds:
             self._held = found
             self._attach()
             self._changed.set()
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Call this when what is held may have changed."""
+        self._on_change = call
+
+    def time_left(self, name: str) -> timedelta:
+        """How long a name is still held; nothing if it is not."""
+        held = self._held.get(bounded_name(name))
+        return (
+            timedelta(0) if held is None else max(timedelta(0), timedelta(milliseconds=held.until_ms - self._now_ms()))
+        )
 
     def look_again(self) -> None:
         """The clock was moved."""

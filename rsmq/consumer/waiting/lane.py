@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rsmq.consumer.waiting.flows import Flows
 from rsmq.consumer.waiting.key_windows import KeyWindows
@@ -13,12 +13,20 @@ from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.keys import Keys
 from rsmq.model.layout import NORMAL
-from rsmq.model.message import Message
+from rsmq.model.message import AnyPermit, Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.stream_id import parse_stream_id
 
 MOST_RETRIED: Final = 1000
 """Messages that have started again, of which the lane remembers which are in flight."""
+
+
+class MessageLimits(Protocol):
+    """What a handler may ask of its limits, for a message that it runs with."""
+
+    def permit(self, message: Message, name: str) -> AnyPermit: ...
+    def spent(self, message: Message, number: int) -> None: ...
+
 
 Collect = Callable[..., Coroutine[Any, Any, MessageRef]]
 """Takes message, lane, topic, payload and options."""
@@ -37,9 +45,33 @@ class Lane:
     """
 
     __slots__ = (
-        "_collect", "asking", "band", "cancelled_key", "cancels", "cancels_key", "deployment", "dlq_key", "done",
-        "errors_key", "flows", "group", "in_flight", "is_quiet", "lease", "lease_key", "max_attempts", "outgoing",
-        "partition", "recovery", "retried", "retry_key", "settling", "stream", "topic", "windows",
+        "_collect",
+        "asking",
+        "band",
+        "cancelled_key",
+        "cancels",
+        "cancels_key",
+        "deployment",
+        "dlq_key",
+        "done",
+        "errors_key",
+        "flows",
+        "group",
+        "in_flight",
+        "is_quiet",
+        "lease",
+        "lease_key",
+        "limits",
+        "max_attempts",
+        "outgoing",
+        "partition",
+        "recovery",
+        "retried",
+        "retry_key",
+        "settling",
+        "stream",
+        "topic",
+        "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease, band: str = NORMAL) -> None:
@@ -70,6 +102,7 @@ class Lane:
         self.windows: KeyWindows | None = None
         self.max_attempts = 0
         self._collect: Collect | None = None
+        self.limits: MessageLimits | None = None
 
     # -- what it is -----------------------------------------------------------------------------------------------
 
@@ -107,8 +140,10 @@ class Lane:
 
     # -- its life -------------------------------------------------------------------------------------------------
 
-    def serve(self, collect: Collect, max_attempts: int) -> None:
-        """A handler with so many attempts serves it; `collect` takes an output of a message that runs here."""
+    def serve(self, collect: Collect, max_attempts: int, limits: MessageLimits | None = None) -> None:
+        """A handler with so many attempts serves it; `collect` takes an output of a message that runs here, and
+        `limits` gives it permits."""
+        self.limits = limits
         self._collect = collect
         self.max_attempts = max_attempts
 
@@ -128,6 +163,20 @@ class Lane:
         if self._collect is None:
             raise ConfigError("message.publish works while a worker runs the handler of the message")
         return self._collect(message, self, topic, payload, options)
+
+    def permit(self, message: Message, name: str) -> AnyPermit:
+        """Permission for a call of the handler of a message that runs here."""
+        if self.limits is None:
+            raise ConfigError(
+                f"the handler has no permit {name!r}: write @broker.handler(..., permits={{{name!r}: Rate(100)}})"
+            )
+        return self.limits.permit(message, name)
+
+    def spent(self, message: Message, number: int) -> None:
+        """What a message that runs here really costs."""
+        if self.limits is None:
+            raise ConfigError("the handler counts no cost: write @broker.handler(..., rate=Rate(..., cost=...))")
+        self.limits.spent(message, number)
 
     def has_outputs(self, entry_id: bytes) -> bool:
         """Whether the handler of a message that runs here has published by it."""

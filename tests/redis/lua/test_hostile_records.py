@@ -242,7 +242,7 @@ async def test_a_sweep_of_names_goes_on_behind_a_record_that_is_none(
 @pytest.mark.parametrize("state", RATES)
 async def test_a_rate_that_is_none_begins_anew(client: Client, keys: Keys, state: bytes) -> None:
     """As after a loss: what a member holds is given again. The answer says so, once."""
-    key, args = keys.rate("t", "g", "acme"), (ME, 10, 3_600_000, 1000, 3_600_000, 0, 6)
+    key, args = keys.rate("t", "g", "acme"), (ME, 10, 3_600_000, 1000, 3_600_000, 0, 6, 0)
     await client.execute_command("SET", key, state)
     assert await TAKE_STARTS(client, (key,), args) == [0, 0, 6, b"FOREIGN"]
     assert await TAKE_STARTS(client, (key,), args) == [0, 0, 6]

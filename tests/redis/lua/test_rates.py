@@ -15,7 +15,7 @@ AHEAD = 1000
 
 async def take(client: Client, keys: Keys, member: str, kept: int, wanted: int, *used: int) -> Any:
     """One call for 10 starts an hour."""
-    args = (member, 10, HOUR, AHEAD, HOUR, kept, wanted, *used)
+    args = (member, 10, HOUR, AHEAD, HOUR, kept, wanted, 0, *used)
     return await TAKE_STARTS(client, (keys.rate("t", "g", "acme"),), args)
 
 
@@ -88,3 +88,29 @@ async def test_take_starts_after_the_clock_was_set_back_waits_no_longer(client: 
     found = await state(client, keys)
     assert abs(found["used"][0][0] - at) <= 1000
     assert found["seen"] < now + HOUR
+
+
+async def test_take_starts_with_a_burst_gives_the_others_evenly(client: Client, keys: Keys) -> None:
+    """Ten a second, two at once: the others come a hundred milliseconds apart, over all members."""
+
+    async def even(member: str, kept: int, wanted: int, *used: int) -> Any:
+        args = (member, 10, 1000, 350, 60_000, kept, wanted, 2, *used)
+        return await TAKE_STARTS(client, (keys.rate("t", "g", "even"),), args)
+
+    kept, *granted = await even("a", 0, 4)
+    assert (kept, granted[::2][0], granted[1]) == (0, 0, 2), "two at once"
+    assert list(granted[3::2]) == [1, 1]
+    assert all(50 <= wait <= 200 + 100 * at for at, wait in enumerate(granted[2::2]))
+    assert sum((await even("b", 0, 9))[2::2]) <= 1, "the moments of the others are taken"
+    given_back = await even("a", 0, 0, 0, 2)
+    assert given_back == [0]
+    assert sum((await even("b", 0, 9))[2::2]) >= 1, "what is given back has its moment again"
+
+
+async def test_take_starts_takes_back_what_was_not_used(client: Client, keys: Keys) -> None:
+    """A message has cost less than it had said. More than was counted does not come back."""
+    assert await take(client, keys, "a", 0, 9) == [0, 0, 9]
+    assert await take(client, keys, "a", 0, 0, 0, 9) == [0]
+    assert await take(client, keys, "a", 0, 10, 0, -4) == [0, 0, 5]
+    assert await take(client, keys, "a", 0, 10, 0, 5, 0, -99) == [0, 0, 10]
+    assert await take(client, keys, "a", 0, 10, 0, 25) == [0], "more than it had said: a debt"

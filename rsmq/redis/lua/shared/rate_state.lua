@@ -12,6 +12,7 @@ local function rate_state(text)
   local is_json, state = pcall(cjson.decode, text)
   if not is_json or type(state) ~= 'table' or not has({ state.seen }, 1) then return none, true end
   if type(state.used) ~= 'table' or type(state.held) ~= 'table' then return none, true end
+  if state.even and not has({ state.even }, 1) then return none, true end
   for _, each in pairs(state.used) do
     if not has(each, 2) then return none, true end
   end
