@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.lending import show
+from benchmarks.lending import show_limits
 from benchmarks.tenants import show_tenants
 from rsmq.broker import Broker
 from rsmq.errors import BrokerError
@@ -321,7 +321,7 @@ async def main() -> None:
                 with ThrowawayServer(tcp=True) as server:
                     results.append(await measure(server, "b", read_ahead, factor * chosen.waiting))
             print(Row(what, goal, *results), flush=True)
-    await show(chosen.only)
+    await show_limits(chosen.only)
     await show_tenants(chosen.only, chosen.waiting)
 
 

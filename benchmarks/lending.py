@@ -11,6 +11,9 @@ from typing import Any, Final
 
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
+from rsmq.handler.rate_limit import Rate
+from rsmq.handler.retry import Hold
+from rsmq.model.message import Message
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.testing import ThrowawayServer
@@ -70,13 +73,48 @@ async def one_busy_member(server: ThrowawayServer) -> str:
         return f"{time.monotonic() - members.starts[0]:.2f} s"
 
 
+async def even_rate(server: ThrowawayServer) -> str:
+    """The most starts within 100 ms of a rate of 20 a second, for two seconds, over two members."""
+    members = Members(server.url, {"rate": Rate(20, per="1s", burst=1)}, work=0.0)
+    async with members.make().running() as one, members.make().running() as two:
+        await until(lambda: all(len(consumer_of(each).lanes) == PARTITIONS // 2 for each in (one, two)))
+        await one.publish_many("t", [{"k": f"k{n}"} for n in range(40)], key=lambda item: str(item["k"]))
+        await until(lambda: members.done >= 40)
+    most = max(sum(1 for other in members.starts if at <= other < at + 0.1) for at in members.starts)
+    return f"{most}, all in {members.starts[-1] - members.starts[0]:.2f} s"
+
+
+async def busy_provider(server: ThrowawayServer) -> str:
+    """Calls of a provider that says "not now" for two seconds, with 200 messages for it, and how many of them were
+    attempts that counted."""
+    members, attempts, began = Members(server.url, {}), list[int](), time.monotonic()
+    broker = Broker(Settings(url=server.url, partitions=PARTITIONS, preflight="warn"))
+
+    @broker.handler("t", group="g", concurrency=16, rate=Rate(1000, by=lambda _: "twilio"))
+    async def handle(_order: dict[str, Any], message: Message) -> None:
+        if time.monotonic() < began + 2:
+            members.starts.append(time.monotonic())
+            await asyncio.sleep(0.01)
+            raise Hold("2s")
+        attempts.append(message.attempt)
+
+    async with broker.running():
+        began = time.monotonic()
+        await broker.publish_many("t", [{"k": f"k{n}"} for n in range(MESSAGES)], key=lambda item: str(item["k"]))
+        await until(lambda: len(attempts) >= MESSAGES)
+    counted = sum(each > 1 for each in attempts)
+    return f"{len(members.starts)} calls, {counted} counted, {len(attempts)} handled"
+
+
 Measure = Callable[[ThrowawayServer], Awaitable[str]]
 ROWS: Final[tuple[tuple[str, str, Measure], ...]] = (
     (f"{MESSAGES} calls of 50 ms, `group_concurrency={CALLS}`, all on one of two members", "≤ 1.1 s", one_busy_member),
+    ('most starts within 100 ms of `Rate(20, per="1s", burst=1)`, two members', "≤ 3", even_rate),
+    ("a provider is busy for 2 s: `raise Hold`, 200 messages, 16 at once", "≤ 16 calls, 0 counted", busy_provider),
 )
 
 
-async def show(only: str) -> None:
+async def show_limits(only: str) -> None:
     """Print the table."""
     print("\n| limits | measured | goal |\n|---|--:|--:|")
     for what, goal, measure in ROWS:

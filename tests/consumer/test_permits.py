@@ -16,6 +16,7 @@ from rsmq import Broker, Concurrency, ConfigError, Message, Rate, RetryPolicy, S
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.waiting.allowance import EvenAllowance
 from rsmq.handler.handler import build_handler
+from rsmq.model.message import MessageOrigin
 from tests.contract.witness import settled
 from tests.patience import until
 
@@ -78,7 +79,9 @@ async def test_cost_counts_and_what_was_not_spent_is_free_again(make: Make) -> N
         await until(lambda: sum(each.queue.limited for each in members) == 1, "so much is not left")
         assert seen == [60, 80, 5]
         with pytest.raises(ConfigError, match="is not counted by a cost"):
-            next(iter(members[0].lanes.values())).spent(Message(None, b"1-0", [b"data", b"{}"]), 1)  # type: ignore[arg-type]
+            next(iter(members[0].lanes.values())).spent(
+                Message(MessageOrigin("t", 0, "g"), b"1-0", [b"data", b"{}"]), 1
+            )
 
 
 async def test_cost_above_the_limit_or_a_function_that_fails_stops_nothing(make: Make) -> None:
