@@ -50,27 +50,35 @@ READER: Final = TypeAdapter(CountedOutbox)
 
 
 async def report_outbox(client: Client, keys: Keys, name: str, counted: CountedOutbox) -> None:
-    """Let dashboards know of an outbox. What nothing reports any more is forgotten after a while."""
-    stamped = replace(counted, at_ms=server_ms(await client.execute_command("TIME")))
-    expires = round(KEPT.total_seconds())
-    await ask_all(client, [("HSET", keys.outboxes, name, to_json(stamped)), ("EXPIRE", keys.outboxes, expires)])
+    """Let dashboards know of an outbox. What nothing reports any more is removed after a while."""
+    time, flat = await ask_all(client, [("TIME",), ("HGETALL", keys.outboxes)])
+    stamped = replace(counted, at_ms=server_ms(time))
+    await client.execute_command("HSET", keys.outboxes, name, to_json(stamped))
+    await client.execute_command("EXPIRE", keys.outboxes, round(KEPT.total_seconds()))
+    others = zip(flat[::2], flat[1::2], strict=True)
+    old = [field for field, value in others if field != name.encode() and read_counted(value, stamped.at_ms) is None]
+    if old:
+        await client.execute_command("HDEL", keys.outboxes, *old)
 
 
 async def read_outboxes(client: Client, keys: Keys) -> list[OutboxState]:
     """Those that were relayed within the last day, by database."""
     time, found = await ask_all(client, [("TIME",), ("HGETALL", keys.outboxes)])
-    states = list[OutboxState]()
-    for name, value in as_dict(found).items():
-        try:
-            counted = READER.validate_json(value)
-        except ValidationError:  # of a newer version, or of another client
-            continue
-        if not (0 <= counted.at_ms <= LATEST_MS and 0 <= counted.age_seconds <= LATEST_MS / 1000):
-            continue
-        ago = timedelta(milliseconds=max(0, server_ms(time) - counted.at_ms))
-        if ago < KEPT:
-            states.append(OutboxState(name, counted, ago))
+    read = [(name, read_counted(value, server_ms(time))) for name, value in as_dict(found).items()]
+    states = [OutboxState(name, *each) for name, each in read if each is not None]
     return sorted(states, key=lambda state: (state.counted.database, state.id))
+
+
+def read_counted(value: bytes, now_ms: int) -> tuple[CountedOutbox, timedelta] | None:
+    """What was counted, and how long ago. None: nothing reports it any more, or another client has written it."""
+    try:
+        counted = READER.validate_json(value)
+    except ValidationError:
+        return None
+    if not (0 <= counted.at_ms <= LATEST_MS and 0 <= counted.age_seconds <= LATEST_MS / 1000):
+        return None
+    ago = timedelta(milliseconds=max(0, now_ms - counted.at_ms))
+    return (counted, ago) if ago < KEPT else None
 
 
 def server_ms(reply: Sequence[bytes]) -> int:

@@ -257,6 +257,7 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
         parts = (keys.lease, keys.retry, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled)
         names = [part(*at) for part in parts]
         await client.execute_command("UNLINK", *names)
+        await client.execute_command("HDEL", keys.removed(topic.name, partition), f"seen|{group}")
         await client.execute_command("HSET", keys.lease(*at), "run", now_ms())
         await client.execute_command("PEXPIRE", keys.lease(*at), RUN_KEPT_MS)
         try:

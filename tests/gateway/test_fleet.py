@@ -16,7 +16,7 @@ from rsmq.gateway.fleet.history import LetterHistory
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.router import MqttRouter
-from rsmq.gateway.fleet.sessions import Ended, Sessions
+from rsmq.gateway.fleet.sessions import PAGE, Ended, Sessions
 from rsmq.gateway.fleet.shares import Shares
 from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.clock import ServerClock
@@ -435,6 +435,15 @@ async def test_what_connects_to_a_gateway_after_the_others_have_ended_it_is_refu
         with pytest.raises(BrokerUnavailable, match="away"):
             await paused.noted(paused.note("after", "8", 0))
         assert await client.execute_command("PTTL", keys.gateway_clients(paused.gateway)) > 0
+
+
+async def test_a_sweep_ends_all_sessions_that_have_expired(broker: Broker, name: str) -> None:
+    """Also more than one page of a shard: sessions may expire faster than one page a round."""
+    client, due, many = broker.client, broker.keys.mqtt(3, "sessions"), 2 * PAGE + 7
+    await client.execute_command("ZADD", due, *(part for n in range(many) for part in (1, f"{n + 1}:{name}{n}")))
+    async with make_sessions(broker, f"{name}-a") as sessions:
+        await sessions.sweep()
+    assert await client.execute_command("ZCOUNT", due, "-inf", 1) == 0
 
 
 async def test_a_session_whose_connection_others_have_ended_does_not_begin(broker: Broker, name: str) -> None:

@@ -50,7 +50,9 @@ HASHES: Final = frozenset(FIELDS)
 SETS: Final = frozenset({"topics", "members"})
 ZSETS: Final = frozenset({"schedules", "delayed", "marks", "retry", "cancelled", "inbox", "expiry", "gateways"})
 STREAMS: Final = frozenset({"stream", "out", "dlq", "history", "audit"})
-STRINGS: Final = frozenset({"dedup", "rate", "permits", "alive", "vitals", "letter", "task", "reply", "gateway_about"})
+STRINGS: Final = frozenset(
+    {"deployment", "dedup", "rate", "permits", "alive", "vitals", "letter", "task", "reply", "gateway_about"}
+)
 SEVERAL: Final = frozenset({"mqtt", "retained"})
 """Several keys under one method."""
 NO_RECORDS: Final = {

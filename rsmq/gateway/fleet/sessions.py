@@ -227,15 +227,19 @@ class Sessions:
             del self._unfinished[0]
         for shard in range(SHARDS):
             due = self._keys.mqtt(shard, "sessions")
-            found = await self._client.execute_command(
-                "ZRANGEBYSCORE", due, "-inf", self._clock.now_ms(), "LIMIT", 0, PAGE
-            )
-            for member in found:
-                if (ended := read_member(member)) is None:
-                    log.warning("removed from %s what names no session: %r", due, member[:60])
-                else:
-                    await self.end(ended[1], ended[0])
-                await self._client.execute_command("ZREM", due, member)
+            while await self._end_page(due) == PAGE:
+                pass
+
+    async def _end_page(self, due: str) -> int:
+        """End a page of sessions that have expired. Returns how many entries it had."""
+        found = await self._client.execute_command("ZRANGEBYSCORE", due, "-inf", self._clock.now_ms(), "LIMIT", 0, PAGE)
+        ended = [(member, read_member(member)) for member in found]
+        for foreign in (member for member, each in ended if each is None):
+            log.warning("removed from %s what names no session: %r", due, foreign[:60])
+        await asyncio.gather(*(self.end(client, epoch) for epoch, client in (each for _, each in ended if each)))
+        if found:
+            await self._client.execute_command("ZREM", due, *found)
+        return len(found)
 
     async def beat(self, ttl_ms: int, *, new: bool = False, of_all: bool = False) -> Renewal | None:
         """Renew the lease of this gateway. Returns what that has shown, or None if its own lease has run out.
