@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 from asyncio import to_thread
 from datetime import UTC, datetime
 from pathlib import Path
@@ -292,3 +294,18 @@ def test_archive_with_a_damaged_file_names_it(light: Vault, tmp_path: Path) -> N
     Path(file).write_bytes(b"damaged")
     with pytest.raises(RsmqError, match=r"part-00000\.parquet cannot be read as Parquet: it is damaged"):
         light.arrow_job("orders", "copy").plan()
+
+
+def test_archive_on_a_full_disk_continues_with_more_room(settings: Settings, small_disk: Path) -> None:
+    """One line; with more room the next run completes it, nothing twice."""
+    light = Vault(None, small_disk / "archive", settings)
+    for start in range(0, 1200, 400):
+        light.add("orders", range(start, start + 400), padding=os.urandom(600).hex())
+        light.server.xadd(
+            light.keys.stream("orders", 0), {"data": b'{"n":%d}' % (5000 + start), "x": os.urandom(200_000)}
+        )
+    with pytest.raises(RsmqError, match=r"the disk is full.*run it again"):
+        light.archive_by_arrow("orders")
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    light.archive_by_arrow("orders")
+    assert light.archived("orders") == [*range(1200), 5000, 5400, 5800]

@@ -39,6 +39,7 @@ from rsmq.pipeline.jobs.archive import (
 from rsmq.pipeline.jobs.archive_store import DAY_MS, ArchivedBatch, Ends, Part
 from rsmq.pipeline.jobs.arrow_archive import SCHEMA, ArrowArchive, ParquetFile
 from rsmq.pipeline.jobs.folder import exclusive
+from rsmq.pipeline.spark.errors import spark_errors
 
 WRITING: Final = "_rsmq/writing"
 POLL_SECONDS: Final = 0.25
@@ -55,6 +56,7 @@ def archive_by_arrow(
     store = ArrowArchive(options.target)
     with (
         loss_told(),
+        spark_errors(),
         exclusive(store.folder.address, options.name),
         TaskConnection(access_of(options)) as connection,
     ):

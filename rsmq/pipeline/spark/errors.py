@@ -6,6 +6,7 @@ cannot be read, a full disk.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,17 +28,36 @@ UNREADABLE: Final = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "is not a Pa
 GONE: Final = ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "FileNotFoundException")
 FULL: Final = ("No space left on device", "Disk quota exceeded")
 DENIED: Final = ("Permission denied", "AccessControlException")
+DISK_IS_FULL: Final = "the disk is full{where}: free some space and run it again, it continues where it stopped"
+FILE_IS_GONE: Final = (
+    "a file was removed meanwhile{where}: run it again, but not at the same time as `rsmq pipeline compact`"
+)
+NOT_ALLOWED: Final = "this user has no permission to read or write there{where}"
 NO_WORKER: Final = "Python worker failed to connect back"
 """Spark gives a process that reads or writes ten seconds to start, and has no setting for that."""
 
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raise an error of rsmq instead of one of Spark."""
+    """Raise an error of rsmq instead of one of Spark, or of a file that Arrow reads or writes."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
         raise translate(error) from error
+    except OSError as error:
+        raise of_files(error) from error
+
+
+def of_files(error: OSError) -> RsmqError:
+    """The error of rsmq for one of the operating system."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RsmqError(DISK_IS_FULL.format(where=where))
+    if isinstance(error, FileNotFoundError):
+        return RsmqError(FILE_IS_GONE.format(where=where))
+    if isinstance(error, PermissionError):
+        return RsmqError(NOT_ALLOWED.format(where=where))
+    return RsmqError(f"the archive cannot be read or written: {first_line(str(error))}")
 
 
 def filter_rows(rows: DataFrame, where: str | None) -> DataFrame:
@@ -61,18 +81,16 @@ def translate(error: Exception) -> RsmqError:
     path = next(iter(FILE.findall(text)), "")
     where = f" ({path})" if path else ""
     if any(sign in text for sign in FULL):
-        return RsmqError(f"the disk is full{where}: free some space and run it again, it continues where it stopped")
+        return RsmqError(DISK_IS_FULL.format(where=where))
     if path and any(sign in text for sign in UNREADABLE):
         return RsmqError(
             f"{path} cannot be read as Parquet: it is damaged. Restore it from a copy, or move it away and run this "
             f"again without its messages"
         )
     if any(sign in text for sign in GONE):
-        return RsmqError(
-            f"a file was removed meanwhile{where}: run it again, but not at the same time as `rsmq pipeline compact`"
-        )
+        return RsmqError(FILE_IS_GONE.format(where=where))
     if any(sign in text for sign in DENIED):
-        return RsmqError(f"this user has no permission to read or write there{where}")
+        return RsmqError(NOT_ALLOWED.format(where=where))
     if NO_WORKER in text:
         return RsmqError(
             "Spark started a Python process that was not ready within ten seconds, as on a machine with too much other "
