@@ -82,8 +82,9 @@ class Consumer:
         client, keys, settings, handler = context.client, context.keys, context.settings, context.handler
         self._leases = Leases(client, keys, settings, self.member)
         self.membership = Membership(
-            client, keys, settings, self.member, self.topic.name, handler.group, ask, context.clock
-        )
+            client, keys, settings, self.member, self.topic.name, handler.group, ask, context.clock,
+            context.worker_log.members,
+        )  # fmt: skip
         kind = CountedQueue if handler.counts_messages else Queue
         self.queue = kind(
             is_ordered=handler.ordering != "none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Final
 
 import anyio
@@ -61,6 +62,15 @@ async def refuse_mixed_ordering(client: Client, keys: Keys, topic: str, group: s
         await asyncio.sleep(GONE_SECONDS)
 
 
+OnMembers = Callable[[str, tuple[str, ...], tuple[str, ...]], None]
+"""Gets `topic/group`, its members before and now."""
+
+
+def log_members(name: str, _before: tuple[str, ...], live: tuple[str, ...]) -> None:
+    """A line for a change of the members of one group."""
+    log.info("%s is served by %s", name, ", ".join(live))
+
+
 class Membership:
     """Watches a group: the heartbeats and the presence of its members, and whether it is paused.
 
@@ -78,9 +88,11 @@ class Membership:
         group: str,
         ask: Ask | None = None,
         clock: ServerClock | None = None,
+        on_members: OnMembers | None = None,
     ) -> None:
         """`ask` sends the script calls of many groups in one write; by default each group makes its own call. What is
-        seen of the server's time is noted in `clock`."""
+        seen of the server's time is noted in `clock`. `on_members` hears of each change of the members."""
+        self._on_members = on_members or log_members
         self._ask = ask or (lambda script, keys, args: script(client, keys, args))
         self._client = client
         self._keys = keys
@@ -197,7 +209,7 @@ class Membership:
         live, absent = self._liveness.live(now), self._liveness.absent(now)
         if has_news or (live, absent) != (self.live, self.absent):
             if live != self.live:
-                log.info("%s/%s is served by %s", self._topic, self._group, ", ".join(live))
+                self._on_members(f"{self._topic}/{self._group}", self.live, live)
             self.live, self.absent = live, absent
             self.wake()
 

@@ -46,7 +46,7 @@ class ScheduleState:
 
     @property
     def newest(self) -> ScheduleRun | None:
-        """The last run, whatever became of it."""
+        """The last run, also one that has failed."""
         return self.runs[-1] if self.runs else None
 
 

@@ -22,6 +22,7 @@ from rsmq.handler.schedule import Schedule
 from rsmq.handler.service import Service
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.membership import refuse_mixed_ordering
+from rsmq.heartbeat.worker_log import WorkerLog
 from rsmq.model.interrupt import signal_errors_marked
 from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
@@ -88,6 +89,7 @@ class Worker:
         about = ServerContext(client, keys, self._settings, self._topics, self.member)
         self._services = Services(services, about)
         self._added_schedules = AddedSchedules(about, self._scheduler.check)
+        self._log = WorkerLog(len(handlers))
         self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
         self._max_messages = max_messages
         self.is_exhausted = False
@@ -105,6 +107,7 @@ class Worker:
             await self._services.claim()
             pairs = [(handler, await self._prepared(handler)) for handler in self._handlers]
             self.consumers = [self._consumer(handler, topic, heartbeat) for handler, topic in pairs]
+            self._log.watch([consumer.stats for consumer in self.consumers])
             for grace in self._stops:  # they came before there was anything to stop
                 self._stop_consumers(grace)
             for member in self._ended_members:
@@ -124,6 +127,7 @@ class Worker:
                     log.info("member %s serves %s", self.member, ", ".join(map(repr, self._handlers)))
                     task_status.started()
                 upkeep.cancel_scope.cancel()
+            self._log.flush()
 
     @asynccontextmanager
     async def _running_heartbeat(self) -> AsyncIterator[Heartbeat]:
@@ -149,8 +153,9 @@ class Worker:
 
     def _consumer(self, handler: Handler, topic: Topic, heartbeat: Heartbeat) -> Consumer:
         context = ConsumerContext(
-            self._client, self._keys, self._settings, self.member, topic, handler, producer=self.producer
-        )
+            self._client, self._keys, self._settings, self.member, topic, handler, producer=self.producer,
+            worker_log=self._log,
+        )  # fmt: skip
         return Consumer(context, self._middlewares, heartbeat, self._batcher.ask)
 
     def _roles(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:

@@ -415,3 +415,29 @@ def test_sigterm_while_the_server_is_unreachable_ends_the_worker(cli: Cli, start
     worker.expect("waiting for the server")
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
+
+
+MANY = """
+from rsmq import Broker
+
+broker = Broker(partitions=4)
+
+async def handle(n: int) -> None: ...
+
+for number in range(10):
+    broker.handler(f"topic{number}", group="g")(handle)
+"""
+
+
+def test_a_kill_among_many_handlers_is_a_few_lines(cli: Cli, start: Start) -> None:
+    """One of three processes with ten handlers is killed and replaced: a line for each process and change, not each
+    handler. The details are there with `--log-level debug`."""
+    (cli.directory / "many.py").write_text(MANY)
+    parent = start("worker", "many:broker", "--processes", "3")
+    parent.expect("handlers have 3 members", 3)
+    before = len(parent.lines)
+    os.kill(max(parent.pids - {parent.process.pid}), signal.SIGKILL)
+    parent.expect("handlers have 3 members", 6)  # of the two that go on, and of the new one
+    after = [line for line in parent.lines[before:] if "rsmq.preflight" not in line]
+    assert len(after) <= 12, after
+    assert any("took " in line and " of 10 handlers" in line for line in parent.lines)

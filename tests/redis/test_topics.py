@@ -151,7 +151,7 @@ async def test_lookups_return_in_the_order_of_the_calls(topics: Topics) -> None:
     for rest in range(3):
         mine = {number for number in returned if number % 3 == rest}
         assert [number for number in called if number in mine] == [number for number in returned if number in mine]
-    assert all(topics._cached(f"orders{rest}") for rest in range(3)), "nobody waits any more"
+    assert all(topics._cached(f"orders{rest}") for rest in range(3)), "no caller waits any more"
 
 
 async def test_many_publishers_of_a_new_topic_share_their_writes(settings: Settings) -> None:

@@ -10,7 +10,6 @@ import anyio
 import anyio.lowlevel
 
 from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
-from rsmq.consumer.owning.partition_log import PartitionLog
 from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
@@ -20,6 +19,7 @@ from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership
+from rsmq.heartbeat.partition_log import PartitionLog
 from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.redis.client.connector import retrying
@@ -64,7 +64,7 @@ class Rebalancer:
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
         self._newer = dict[int, int]()  # epochs that a service's database knows of these partitions
         self._throttled = ThrottledLog(log)
-        self._partition_log = PartitionLog(context.name)
+        self._partition_log = PartitionLog(context.name, context.worker_log.partitions)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Follow the membership until cancelled."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.handler.handler import Handler
 from rsmq.heartbeat.lease import Lease
+from rsmq.heartbeat.worker_log import WorkerLog
 from rsmq.model.clock import ServerClock
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
@@ -23,7 +24,8 @@ class ConsumerContext:
     `topic` is followed: its bands may change while the member runs. `producer` encodes the outputs of handlers. `lanes`
     are the partitions that the member has now, by number. `stats` counts what happened: settled, cancelled, retried,
     buried, expired, redelivered, handed_back, refused, not_pending, lost_body, restored, deleted, reads; and of leases:
-    taken, released, lost. `clock` is the server's, as the membership reads it.
+    taken, released, lost. `clock` is the server's, as the membership reads it. `worker_log`
+    tells of rebalances.
     """
 
     client: Client
@@ -36,6 +38,7 @@ class ConsumerContext:
     stats: Counter[str] = field(default_factory=Counter)
     producer: Producer | None = None
     clock: ServerClock = field(default_factory=ServerClock)
+    worker_log: WorkerLog = field(default_factory=WorkerLog)
 
     def follow(self, topic: Topic) -> None:
         """The topic has changed."""
