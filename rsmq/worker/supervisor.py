@@ -125,6 +125,12 @@ def restart_delay(backoff: Backoff, lived: float) -> float:
     return backoff.next()
 
 
+def is_orderly(code: int, number: int) -> bool:
+    """Whether this is how a child ends that was sent this signal: in order, or before it could handle signals, by the
+    signal or with the exit code that shells have for it."""
+    return code in (0, -number, 128 + number)
+
+
 def describe_exit(code: int) -> str:
     """An exit code as text for the log."""
     if code >= 0:
@@ -265,7 +271,7 @@ class Supervisor:
             match decide(code, self.stage, child.last_word, is_replaced=is_replaced, is_reloading=is_reloading):
                 case RestartDecision.END:
                     log.info("worker %d %s", slot, describe_exit(code))
-                    if self.stage == Stage.RUNNING or code not in (0, -FORWARD[self.stage]):
+                    if self.stage == Stage.RUNNING or not is_orderly(code, FORWARD[self.stage]):
                         self._exit_code = max(self._exit_code, int(code != 0))
                     break
                 case RestartDecision.STOP_ALL:

@@ -50,7 +50,7 @@ def test_sighup_lets_running_handlers_finish(cli: Cli, start: Start, app: Path, 
     worker.signal(signal.SIGHUP)
     worker.expect("stopping")
     go(cli)
-    assert worker.end() == 0
+    assert worker.end() == 0, "\n".join(worker.lines)
     assert worker.matching("finished 1")
 
 

@@ -26,6 +26,7 @@ from rsmq.worker.supervisor import (
     Supervisor,
     decide,
     describe_exit,
+    is_orderly,
     respond,
     restart_delay,
 )
@@ -89,6 +90,12 @@ def test_restart_decision_follows_from_exit_code_word_and_stage(
 ) -> None:
     """Each kind of ending of a child leads to one decision."""
     assert decide(code, stage, last_word, is_replaced=is_replaced, is_reloading=is_reloading) is decision
+
+
+@pytest.mark.parametrize(("code", "is_one"), [(0, True), (-15, True), (143, True), (1, False), (-9, False)])
+def test_end_of_a_child_that_was_stopped(code: int, is_one: bool) -> None:
+    """Also one that was still starting: it ends by the signal, or as a first process does, with the exit code of it."""
+    assert is_orderly(code, signal.SIGTERM) is is_one
 
 
 def test_restart_delay_of_short_lives_doubles_up_to_its_limit() -> None:
