@@ -50,7 +50,6 @@ class Portal:
         self._users = 0
         self._finite = 0
         self._endless: set[Future[Any]] = set()
-        self._close_at_exit: Callable[[], None] | None = None
         self._finalizer: weakref.finalize[Any, Portal] | None = None
 
     @property
@@ -61,6 +60,11 @@ class Portal:
     def _opened(self) -> BlockingPortal:
         """Connect, unless it is connected. The caller holds the lock."""
         if self._stack is None or self._portal is None:
+            if _ended.is_set():
+                raise BrokerError(
+                    "the process ends, and its brokers are closed: import rsmq before the module whose "
+                    "`atexit` function publishes, or publish earlier"
+                )
             with ExitStack() as stack:  # an error or Ctrl-C ends the attempt to connect
                 self._portal = stack.enter_context(start_blocking_portal(name="rsmq-portal"))
                 self._thread = self._portal.call(threading.get_ident)
@@ -71,24 +75,14 @@ class Portal:
         return self._portal
 
     def _watch_end(self, stack: ExitStack) -> None:
-        """Close at the end of the process, or when no reference to the portal is left: neither may hold it itself."""
-        portal = weakref.ref(self)
-
-        def close_at_exit() -> None:
-            if (it := portal()) is not None:
-                it.close()
-
-        self._close_at_exit = close_at_exit
-        atexit.register(close_at_exit)
-        self._finalizer = weakref.finalize(self, _close_dropped, stack, self._made_at, close_at_exit)
-        self._finalizer.atexit = False  # `close_at_exit` comes earlier, while threads still run
+        """Close when no reference to the portal is left. At the end of the process `close_all` comes first."""
+        self._finalizer = weakref.finalize(self, _close_dropped, stack, self._made_at)
+        self._finalizer.atexit = False
 
     def _unwatch_end(self) -> None:
-        if self._finalizer is not None and self._close_at_exit is not None:
-            atexit.unregister(self._close_at_exit)
+        if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None
-            self._close_at_exit = None
 
     def call(
         self,
@@ -200,12 +194,27 @@ class Portal:
             stack.close()  # without the lock: a handler in a thread may need it before it ends
 
 
-def _close_dropped(stack: ExitStack, made_at: str, close_at_exit: Callable[[], None]) -> None:
+def close_all() -> None:
+    """Close every portal, at the end of the process.
+
+    It is registered when this module is imported. So it comes after the `atexit` functions of an application, which may
+    still publish what they have buffered. A portal that opened later would wait for a thread that the interpreter does
+    not start any more.
+    """
+    for portal in list(PORTALS):
+        portal.close()
+    _ended.set()
+
+
+_ended = threading.Event()
+atexit.register(close_all)
+
+
+def _close_dropped(stack: ExitStack, made_at: str) -> None:
     """Close the connection of a portal to which no reference is left.
 
     The garbage collector calls this in any thread, perhaps in that of the portal, which must not wait for itself.
     """
-    atexit.unregister(close_at_exit)
     if made_at not in _told:
         _told.add(made_at)
         log.warning(

@@ -208,3 +208,37 @@ def test_publish_sync_works_in_a_wsgi_application(
         broker._portal.close()
     assert len({answer["id"] for answer in answers}) == 40
     assert stored(server, settings, "orders") == 40
+
+
+AT_EXIT = """
+import atexit{first}
+from rsmq import Broker, SyncBroker
+from rsmq.errors import BrokerError
+
+sync, broker = SyncBroker(), Broker()
+sync.publish("orders", 0)
+broker.publish_sync("orders", 0)
+{last}
+"""
+FLUSH = """
+@atexit.register
+def flush():
+    for publish in (lambda: sync.publish("orders", 1), lambda: broker.publish_sync("orders", 1)):
+        try:
+            print("stored", publish())
+        except Exception as error:
+            print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_atexit_function_may_publish(server_url: str, prefix: str, is_early: bool) -> None:
+    """Brokers are closed after the functions that an application registers. One that was registered before rsmq was
+    imported gets an error: the process must not wait for a thread that does not start any more."""
+    source = AT_EXIT.format(first=FLUSH if is_early else "", last="" if is_early else FLUSH)
+    environment = {**os.environ, "RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, "RSMQ_PREFLIGHT": "warn"}
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    words = [line.split()[0] for line in done.stdout.splitlines()]
+    assert words == ["BrokerError" if is_early else "stored"] * 2

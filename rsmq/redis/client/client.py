@@ -117,6 +117,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
     if text == "DB index is out of range":
         said = f"the server{where} has no such database: check the number at the end of RSMQ_URL"
         return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
+    if "unknown command" in text[:40]:  # a provider has taken it away, or renamed it
+        return BrokerError(f"{text.strip()}: rsmq needs this command. docs/keys.md has the list of all")
     if isinstance(error, ResponseError):
         return ScriptError(text) if "script" in text else BrokerError(text)
     if isinstance(error, MaxConnectionsError):
