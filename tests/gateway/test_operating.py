@@ -30,6 +30,7 @@ from tests.gateway import packets as p
 from tests.gateway.process import ROOT, GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.gateway.test_auth import hashed
+from tests.patience import until
 from tests.servers import Server, wait_until
 
 Make = Callable[..., RawClient]
@@ -258,7 +259,13 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
                 assert (await made[0].message()).payload == b"0"
         assert await made[1].publish("$SYS/x", b"no") == 0x87
         assert await made[1].publish("a/b/c", b"no") == 0x90
-        pages = [await asyncio.to_thread(scrape, metrics + slot) for slot in range(2)]
+        pages = list[dict[str, float]]()
+
+        async def all_are_routed() -> bool:  # a publish is acknowledged when it is stored, and routed a moment later
+            pages[:] = [await asyncio.to_thread(scrape, metrics + slot) for slot in range(2)]
+            return sum(page["rsmq_mqtt_letters_total"] for page in pages) >= 20
+
+        await until(all_are_routed, "all messages are in the inbox")
         assert sum(page["rsmq_mqtt_connections"] for page in pages) == 20
         assert sum(page["rsmq_mqtt_messages_total"] for page in pages) == 22
         assert sum(page.get('rsmq_mqtt_refused_total{reason="not_authorized"}', 0) for page in pages) == 1
