@@ -312,9 +312,11 @@ class Fetcher:
     async def _recover(self, lanes: list[Lane]) -> None:
         is_early = self._queue.in_flight <= FEW
         for lane in lanes:
-            room, is_ahead = self._room(*self._queue.load(self._lanes.values(), self.band))
             may_claim = lane.is_recovering and self._queue.has_room(lane, self._lanes.values())
-            if may_claim and lane.lease.is_held() and room > 0:
+            if not (may_claim and lane.lease.is_held()):
+                continue
+            room, is_ahead = self._room(*self._queue.load(self._lanes.values(), self.band))
+            if room > 0:
                 await self._reclaimer.claim_page(lane, self.reader, room, is_ahead=is_ahead)
                 is_early = True
         if is_early:  # otherwise these messages are handled while the next read is on its way
