@@ -388,6 +388,41 @@ class Consumer:
         """The tasks that run the handler; each knows what it runs and since when."""
         return self._runner.task_slots
 
+    # -- for a clock that a test moves ----------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """How many messages its handlers work on."""
+        return sum(len(task_slot.messages) for task_slot in self.task_slots)
+
+    @property
+    def limits_undecided(self) -> bool:
+        """Whether messages wait for an answer of the server to a limit, and not for a time."""
+        found = [each for each in (self._group_rate, self._borrower, self.holds) if each is not None]
+        return any(each.is_undecided for each in found)
+
+    @property
+    def rate_names(self) -> tuple[str, ...]:
+        """The names of a rate over the group, as this member knows them."""
+        return () if self._group_rate is None else self._group_rate.names
+
+    @property
+    def rate_coarseness(self) -> float:
+        """Seconds by which a start may count too long under such a rate."""
+        return 0.0 if self._group_rate is None else self._group_rate.coarseness
+
+    async def advance_limits(self, seconds: float) -> None:
+        """What has started counts as so much longer ago, and holds end so much earlier."""
+        if self.queue.rate_limit is not None:
+            self.queue.rate_limit.advance(seconds)
+        for lane in self.lanes.values():
+            if lane.windows is not None:
+                lane.windows.advance(seconds)
+        if self._group_rate is not None:
+            self._group_rate.advance(seconds + self._group_rate.coarseness)
+        if self.holds is not None:
+            self.holds.advance(seconds)
+
     # -- stopping -------------------------------------------------------------------------------------------------
 
     def stop(self, grace: float) -> None:

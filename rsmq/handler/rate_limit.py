@@ -149,6 +149,10 @@ class Window:
             left -= count
         return max(0.0, at + seconds - now)
 
+    def advance(self, seconds: float) -> None:
+        """They started so much longer ago."""
+        self._starts = deque((at - seconds, count) for at, count in self._starts)
+
     def note(self, now: float, count: int = 1) -> None:
         """Record that so many messages start."""
         if count:

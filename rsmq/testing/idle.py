@@ -16,6 +16,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
+from rsmq.redis.holds import hold_name, holds_of
 from rsmq.redis.scripts import Value
 from rsmq.redis.streams import as_dict, is_missing
 from rsmq.redis.topics import Topic
@@ -55,16 +56,30 @@ async def work_left(client: Client, keys: Keys, consumers: Sequence[Consumer]) -
 
 
 async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
-    topic, group, blocked = consumer.topic, consumer.handler.group, consumer.queue.blocked
-    found, pending, now = [], 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
+    topic, group = consumer.topic, consumer.handler.group
+    waits = consumer.queue.limited - consumer.queue.held  # ready, but for a rate that opens later
+    blocked = consumer.queue.blocked + waits
+    found, pending, due, now = [], 0, 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
     for partition, row in zip(topic.numbers, await _partition_states(client, keys, topic, group, now), strict=True):
-        is_undelivered, pending_here, due = row
+        is_undelivered, pending_here, due_here = row
         pending += pending_here
-        if is_undelivered or due:
+        due += due_here
+        if is_undelivered:
             found.append(f"{topic.name}.{partition}/{group} has messages to deliver")
-    if pending != blocked or consumer.queue.in_flight or consumer.queue.blocked != blocked:
-        found.append(f"{topic.name}/{group} has {max(consumer.queue.in_flight, pending - blocked)} in flight")
+    if due > held_retries(consumer):
+        found.append(f"{topic.name}/{group} has messages that are due")
+    in_flight = consumer.queue.in_flight - waits
+    if pending != blocked or in_flight or consumer.queue.blocked + waits != blocked or consumer.running:
+        found.append(f"{topic.name}/{group} has {max(in_flight, pending - blocked)} in flight")
+    if consumer.limits_undecided:
+        found.append(f"the limits of {topic.name}/{group} wait for the server")
     return found
+
+
+def held_retries(consumer: Consumer) -> int:
+    """Retries that are due, and held by a limit: their keys wait in the member."""
+    held = [pair for lane in consumer.lanes.values() for pair in lane.flows.held.items()]
+    return sum(message.is_redelivered for name, message in held if isinstance(name, bytes))
 
 
 async def _partition_states(
@@ -105,9 +120,34 @@ async def bring_forward(client: Client, keys: Keys, consumers: Sequence[Consumer
     assert all(stopped), "a handler started meanwhile and does not finish"
     for key in {key for consumer in consumers for key in _due_keys(keys, consumer)}:
         await _shift(client, key, to_ms(span))
+    for consumer in consumers:
+        await _advance_limits(client, keys, consumer, span)
     for consumer, lane in lanes:
         lane.recovery.look_for_retries(0)
         await consumer.lifecycle.resume(lane)
+
+
+MOVE_RATE: Final = """
+local text = redis.call('GET', KEYS[1])
+if not text then return end
+local state = cjson.decode(text)
+for _, each in ipairs(state.used) do each[1] = math.max(0, each[1] - ARGV[1]) end
+if state.even then state.even = math.max(0, state.even - ARGV[1]) end
+redis.call('SET', KEYS[1], cjson.encode(state), 'KEEPTTL')
+"""
+"""The starts that a rate over the group counts are so much longer ago."""
+
+
+async def _advance_limits(client: Client, keys: Keys, consumer: Consumer, span: timedelta) -> None:
+    """Starts that count, and the ends of holds, are earlier by `span`: on the server, then in this process."""
+    about, ms = (consumer.topic.name, consumer.handler.group), to_ms(span)
+    for name in consumer.rate_names:
+        moved = ms + round(1000 * consumer.rate_coarseness)
+        await client.execute_command("EVAL", MOVE_RATE, 1, keys.rate(*about, name), moved)
+    for held in await holds_of(client, keys, *about):
+        left = held.until_ms - ms - await server_ms(client.node_for(keys.group(*about)))
+        await hold_name(client, keys, *about, held.name, left, held.kind)
+    await consumer.advance_limits(span.total_seconds())
 
 
 def _due_keys(keys: Keys, consumer: Consumer) -> Iterable[str]:

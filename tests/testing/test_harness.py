@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from tenacity import wait_fixed
 
-from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq import Breaker, Broker, ConfigError, Hold, Message, Rate, Reject, Retry, RetryPolicy, Settings
 from rsmq.testing import Harness
 from tests.patience import until
 
@@ -241,3 +241,63 @@ async def test_tenants_take_turns_in_a_harness(harness: Callable[..., Harness]) 
         gate.set()
         await tested.handle()
     assert "".join(tenant[0] for tenant in served[1:7]) in ("qnqnqn", "nqnqnq")
+
+
+RATES: dict[str, Any] = {
+    "over all": Rate(5, per="1m"),
+    "by key": Rate(5, per="1m", by="key"),
+    "by a function": Rate(5, per="1m", by=lambda _: "x"),
+    "two": [Rate(5, per="1m", by=lambda _: "x"), Rate(9, per="1m", by="key")],
+    "even": Rate(5, per="1m", burst=5),
+    "by cost": Rate(10, per="1m", cost=lambda _: 2),
+}
+
+
+@pytest.mark.parametrize("kind", RATES)
+async def test_advance_moves_rates(harness: Callable[..., Harness], kind: str) -> None:
+    """What waits for a rate is idle until the clock is moved; one message is always handled."""
+    broker, done = Broker(), list[str]()
+
+    @broker.handler("t", group="g", rate=RATES[kind])
+    async def handle(x: str) -> None:
+        done.append(x)
+
+    async with harness(broker) as test:
+        (outcome,) = await test.publish_and_handle("t", "first", key="a")
+        assert outcome.is_done
+        await broker.publish_many("t", [str(n) for n in range(8)], key=lambda _: "a")
+        await test.handle()
+        assert len(done) == 5
+        await test.advance("1m")
+        assert len(done) == 9
+
+
+async def test_advance_moves_holds_and_breakers(harness: Callable[..., Harness]) -> None:
+    """Nothing of a held name starts before its end; then a breaker lets one message try it."""
+    broker, calls, says = Broker(), list[str](), list[Exception]()
+
+    @broker.handler(
+        "t", group="g", breaker=Breaker(2, "10m", by=lambda _: "x"), concurrency=1,
+        retry=RetryPolicy(max_attempts=9, wait=wait_fixed(1)),
+    )  # fmt: skip
+    async def handle(x: str) -> None:
+        calls.append(x)
+        if says:
+            raise says.pop(0)
+
+    async with harness(broker) as test:
+        says += [Hold("5m")]
+        await test.publish_and_handle("t", "a", key="a")
+        await test.publish_and_handle("t", "b", key="b")
+        assert calls == ["a"]
+        await test.advance("4m")
+        assert calls == ["a"]
+        says += [OSError(), OSError(), OSError()]
+        await test.advance("1m")
+        assert len(calls) == 3, "both have failed, and the breaker is open"
+        await test.advance("9m")
+        assert len(calls) == 3
+        await test.advance("1m")
+        assert len(calls) == 4, "one has tried it, and has failed"
+        await test.advance("10m")
+        assert len(calls) == 6, "one has tried it, and the other one has followed"

@@ -188,6 +188,11 @@ class EvenAllowance(Allowance):
         super().put_back(now, number)
         self._even -= number * self._interval
 
+    def advance(self, seconds: float) -> None:
+        """A test has moved the clock."""
+        super().advance(seconds)
+        self._even -= seconds
+
     def usable(self, now: float) -> int:
         """How many may be used now."""
         return min(super().usable(now), self._open(now))

@@ -79,6 +79,11 @@ class Borrower:
             loan.call_at(0.0)
             self._changed.set()
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether calls wait for an answer of the server."""
+        return any(loan.waiting() and not loan.is_short and not loan.room for loan in self._loans.values())
+
     # -- calls ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -35,6 +35,8 @@ LONGEST_PAUSE: Final = 0.25
 
 SOON: Final = 0.002
 """Seconds in which the server answers, or a start may be near."""
+MOST_KNOWN: Final = 1000
+"""Names of which a member remembers that they were in use."""
 LONG: Final = 5
 """Calls for which what is held does not suffice for the next message."""
 
@@ -91,6 +93,7 @@ class GroupRate:
         self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._seconds / 8))
         self._shares: dict[str, Share] = {}
         self._pending: dict[Message, tuple[Share, int, int]] = {}
+        self._known: dict[str, None] = {}  # the last names, for a test that moves the clock
         self._spending: dict[Message, tuple[Share, float, int]] = {}  # with a cost: when, and for how much, it counts
         self._taken: Mapping[str | None, int] = {}  # of each name, at the last question for raw entries
         self._changed = asyncio.Event()
@@ -109,6 +112,9 @@ class GroupRate:
         now, share = monotonic(), self._shares.get(name)
         if share is None:
             share = self._shares[name] = Share(name, self._new_allowance())
+            self._known[name] = None
+            if len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
         allowance, cost = share.allowance, 1 if self._cost is None else self._cost_of(message)
         if not (allowance.take(now) if cost == 1 else allowance.take_whole(now, cost)):
             share.waiting.append((message, lane))
@@ -215,6 +221,33 @@ class GroupRate:
             self._note(message, share, now, cost)
         finally:
             share.late -= 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that are in use, or were lately."""
+        return tuple(self._known)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether messages wait for an answer of the server, and not for a time."""
+        now = monotonic()
+        waiting = [each for each in self._shares.values() if any(self._queue.holds(*pair) for pair in each.waiting)]
+        return any(
+            not each.allowance.is_short and (each.allowance.usable(now) > 0 or each.allowance.next_begin(now) is None)
+            for each in waiting
+        )
+
+    @property
+    def coarseness(self) -> float:
+        """Seconds by which a start may count too long: the server rounds."""
+        return self._seconds / 100 + 0.01
+
+    def advance(self, seconds: float) -> None:
+        """A test has moved the clock."""
+        for share in self._shares.values():
+            share.allowance.advance(seconds)
+            share.next_call = 0.0
+        self._changed.set()
 
     async def acquire(self, name: str, check: Callable[[], None]) -> None:
         """Wait for a start of a name, without a message, and use it. `check` raises what ends the waiting."""

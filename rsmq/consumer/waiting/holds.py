@@ -235,8 +235,17 @@ class Holds:
             timedelta(0) if held is None else max(timedelta(0), timedelta(milliseconds=held.until_ms - self._now_ms()))
         )
 
-    def look_again(self) -> None:
-        """The clock was moved."""
+    @property
+    def is_undecided(self) -> bool:
+        """Whether messages wait although nothing holds them any more, or the server does not know of a hold yet."""
+        now = self._now_ms()
+        over = [name for name in self._waiting if name not in self._held or self._held[name].until_ms <= now]
+        return bool(self._unconfirmed or self._succeeded_probes or over)
+
+    def advance(self, seconds: float) -> None:
+        """A test has moved the clock: all holds end earlier."""
+        ms = round(1000 * seconds)
+        self._held = {name: replace(held, until_ms=held.until_ms - ms) for name, held in self._held.items()}
         self._changed.set()
 
     async def run(self) -> None:

@@ -87,6 +87,10 @@ class KeyWindows:
         for key, times in starts.items():
             self._starts[key] = times[0] if len(times) == 1 else deque(times, self._limit)
 
+    def advance(self, seconds: float) -> None:
+        """All have started so much longer ago."""
+        self.restore({key: [at - seconds for at in self._of(key)] for key in self._starts})
+
     def _of(self, key: bytes) -> list[float]:
         window = self._starts.get(key, ())
         return [window] if isinstance(window, float) else list(window)

@@ -104,6 +104,13 @@ class RateLimit:
         self._timer = None
         self._on_open()
 
+    def advance(self, seconds: float) -> None:
+        """A test has moved the clock."""
+        self._window.advance(seconds)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._open()
+
     @property
     def is_closed(self) -> bool:
         """Whether messages wait for it. May be called from any thread."""
