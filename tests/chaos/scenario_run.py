@@ -8,7 +8,7 @@ import random
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,17 +74,27 @@ class ScenarioRun:
         self._forgiven: list[tuple[float, float]] = []
         self.is_watched = True
         self._next: dict[str, int] = {}
+        self._bands: Sequence[str] = ()
         self._stack = AsyncExitStack()
         self._topic: Topic | None = None
+
+    def use_bands(self, bands: Sequence[str]) -> None:
+        """The topic has these bands now: publish to all of them."""
+        self._bands = bands
+        self._topic = None
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
     async def publish(self, key: str, **order: Any) -> Name:
         """Publish the next message of a key and record the outcome."""
+        band = None
+        if self._bands:  # a key has one band, and another name than those that were published before
+            band = self._bands[sum(key.encode()) % len(self._bands)]
+            key = f"{key}-{band}"
         n = self._next.get(key, 0)
         self._next[key] = n + 1
         try:
-            await self.broker.publish(TOPIC, {"key": key, "n": n, **order}, key=key)
+            await self.broker.publish(TOPIC, {"key": key, "n": n, **order}, key=key, band=band)
             self.history.stored.add((key, n))
         except PublishUnknown:
             self.history.unknown.add((key, n))

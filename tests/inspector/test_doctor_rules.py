@@ -13,6 +13,7 @@ from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, WaitingOut
 from rsmq.inspector.doctor.mqtt import MqttFacts
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.held_name import HeldName
+from rsmq.model.layout import single
 from rsmq.model.settings import Settings
 from rsmq.model.work import Work
 from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
@@ -219,3 +220,9 @@ def test_topics_that_wait_for_each_other_are_named() -> None:
     assert found[0] == []
     (text,) = found[1]
     assert "bills -> orders -> bills" in text
+
+
+def test_a_band_that_is_not_open_is_named() -> None:
+    """A member that is too old keeps it closed: the command that names it is in the text."""
+    limits = replace(LIMITS, layout=single(1).with_bands(("urgent", "normal")))
+    assert any("not open yet (urgent)" in each.text for each in judge(facts(limits=limits)))

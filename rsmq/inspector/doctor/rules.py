@@ -284,6 +284,18 @@ def check_gateways(facts: QueueFacts) -> Iterator[str]:
         yield from check_mqtt(facts.mqtt, facts.settings.inbox_limit, groups)
 
 
+def check_bands(facts: QueueFacts) -> Iterator[str]:
+    """Every band is open: live members keep one closed that they do not know."""
+    for name, topic in sorted(facts.topics.items()):
+        if topic.layout.waits:
+            added = [block.band for block in topic.layout.blocks if block.state == "added"]
+            yield (
+                f"topic {name} has bands that are not open yet ({', '.join(added)}): their messages go to normal until "
+                f"all its members know them. `rsmq topic set {name} --bands {','.join(topic.layout.bands)}` says which "
+                f"members must be started again"
+            )
+
+
 def check_schedules(facts: QueueFacts) -> Iterator[str]:
     """Every schedule works, and a worker leads it."""
     failing = [each for each in facts.schedules if each.failures and not each.paused]
@@ -326,7 +338,7 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
     check_dead_letters: "dead letters", check_outputs: "outputs", check_circles: "outputs",
-    check_gateways: "mqtt", check_schedules: "schedule",
+    check_gateways: "mqtt", check_bands: "bands", check_schedules: "schedule",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
 
