@@ -47,6 +47,8 @@ class SyncTopics(Blocking):
     names = blocking(Topics.names)
     change = blocking(Topics.change)
     delete = blocking(Topics.delete)
+    set_bands = blocking(Topics.set_bands)
+    open_bands = blocking(Topics.open_bands)
 
 
 class SyncSchedules(Blocking):

@@ -59,7 +59,7 @@ PAIRS = [
     (SyncBroker, Broker), (SyncTopic, TypedTopic), (SyncTopics, Topics), (SyncDevices, Devices),
     (SyncDeadLetters, DeadLetters), (SyncSession, Session),
 ]  # fmt: skip
-ELSEWHERE = {Topics: {"cached", "lookup"}, TypedTopic: {"checked"}, Session: {"refused"}, Broker: INTERNAL}
+ELSEWHERE = {Topics: {"knowing", "restore"}, TypedTopic: {"checked"}, Session: {"refused"}, Broker: INTERNAL}
 
 
 @pytest.mark.parametrize(("blocking", "original"), PAIRS, ids=lambda kind: kind.__name__)

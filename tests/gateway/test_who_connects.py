@@ -39,7 +39,7 @@ class Knock(NamedTuple):
 
 
 def token(user: str, key: str = SECRET) -> bytes:
-    return jwt.encode({"sub": user, "exp": time.time() + 600}, key, "HS256").encode()
+    return jwt.encode({"sub": user, "exp": time.time() + 86_400}, key, "HS256").encode()
 
 
 KNOCKS = {
