@@ -25,6 +25,8 @@ class Publishing(BrokerPart):
 
         - `key`: messages with the same key are handled in order (none: a random partition).
         - `headers`: names and values, both text (none).
+        - `band`: a band of the topic, such as `urgent`, which does not wait behind the others (`normal`). While it is
+          not open, its messages go to `normal`.
         - `delay`: a timedelta or text such as `5m`, deliver the message that much later (at once).
         - `at`: an aware datetime, deliver the message then (at once).
         - `message_id`: the message is stored once, however often this id is published within RSMQ_DEDUP_WINDOW.

@@ -67,6 +67,9 @@ class Router:
         - `linger`: a timedelta or text such as `50ms`, how long an incomplete batch waits for more messages (0).
         - `start`: where a new group begins: "earliest", "latest", a stream id or an aware datetime ("earliest").
         - `partitions`: 1 to 1024, for a topic that does not exist yet (RSMQ_PARTITIONS).
+        - `pick`: of a topic with bands, "strict", the highest first, or weights such as `{"urgent": 8, "bulk": 1}`.
+        - `aging`: what has waited for longer gets every eighth start under strict; None is never ("30s").
+        - `reserve`: slots of each process that only this band may take, such as `{"urgent": 2}` (none).
         - `output`: a topic, or a list of topics; what the function returns is published there when the message is
           settled, with its key; None publishes nothing. With `batch` it returns a list, an error for a failed item.
         - `replies`: what the function returns answers `broker.request` (False).
@@ -94,6 +97,7 @@ class Router:
         - `name`: the server remembers the last published time under it (the function's name).
         - `key`: the ordering key of the messages (none).
         - `headers`: names and values, both text (none).
+        - `band`: a band of the topic (`normal`).
         - `timezone`: of the cron expression, as "Europe/Berlin" or a tzinfo (UTC).
         - `expires`, `on_expiry`: as for `publish`, a duration from the scheduled time (never).
         - `missed`: times at which no worker ran: "latest" publishes the newest of them late, "skip" none ("latest").
