@@ -25,6 +25,8 @@ log = logging.getLogger("rsmq.membership")
 
 CHECK_SECONDS: Final = 0.25
 """Between two looks at the connections."""
+LEAST_PATIENCE: Final = 3.0
+"""Seconds to open all connections, however short the lease: the machine may be busy."""
 LONGEST_REST: Final = 600.0
 """Seconds before a member that has left for the same trouble again and again joins once more."""
 
@@ -80,10 +82,11 @@ class Participation:
         return is_member
 
     async def _join(self) -> None:
-        """Become a member. If not all connections can be had within a lease, those of this member are closed for a
+        """Become a member. If not all connections can be had in about a lease, those of this member are closed for a
         while: several processes that have a part of theirs each would else wait for each other for ever."""
         while True:
-            with anyio.move_on_after(self._lease_seconds * random.uniform(0.5, 1)) as scope:
+            patience = max(self._lease_seconds, LEAST_PATIENCE) * random.uniform(0.75, 1.5)
+            with anyio.move_on_after(patience) as scope:
                 await self._open()
                 await self._register()
             if not scope.cancelled_caught:
