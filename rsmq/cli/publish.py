@@ -39,6 +39,7 @@ def publish(
     topic: TopicName,
     payload: Annotated[str, typer.Argument(help=f"{PAYLOAD} -: one message for each line of stdin.")] = "-",
     key: Annotated[str | None, typer.Option(help="Messages with the same key stay in order.")] = None,
+    band: Annotated[str | None, typer.Option(help="A band of the topic, such as urgent.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
     delay: Annotated[timedelta | None, duration_option("Deliver it after this time, such as 5s.")] = None,
     at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
@@ -58,8 +59,8 @@ def publish(
     if payload == "-" and unique is not None:
         raise typer.BadParameter("--unique cannot be used with stdin: every line would get the same name")
     options: dict[str, Any] = {
-        "key": key, "headers": parse_headers(header or []), "delay": delay, "at": at, "message_id": message_id,
-        "expires": expires, "on_expiry": "dead" if dead else None,
+        "key": key, "band": band, "headers": parse_headers(header or []), "delay": delay, "at": at,
+        "message_id": message_id, "expires": expires, "on_expiry": "dead" if dead else None,
     }  # fmt: skip
 
     if unique is not None:
