@@ -254,7 +254,7 @@ class Consumer:
         context, known = self._context, self.topic
         client, keys, group = context.client, context.keys, self.handler.group
         if found is None or found.layout.version < known.layout.version:
-            found = await Topics(client, keys, self._settings).restore(known)
+            found = await Topics(client, keys, self._settings)._restore(known)
         if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
             return
         await ensure_groups(client, keys, found, group, "0")

@@ -134,7 +134,7 @@ class Topics:
         self._unreadable: dict[str, str] = {}
 
     @classmethod
-    def knowing(cls, client: Client, keys: Keys, settings: Settings, topic: Topic) -> Topics:
+    def _knowing(cls, client: Client, keys: Keys, settings: Settings, topic: Topic) -> Topics:
         """For a member that makes its topic again: with the layout that it had."""
         topics = cls(client, keys, settings)
         topics._known[topic.name] = (monotonic(), topic)
@@ -325,7 +325,7 @@ class Topics:
         it has is handled, and nothing more is published to it.
 
         First every group is made in a new band, then members read it; publishers may use it when each live member has
-        said that it knows it (`open_bands`). Until then its messages go to `normal`.
+        said that it knows it. Until then its messages go to `normal`.
         """
         while True:
             topic = await self.existing(name)
@@ -354,7 +354,7 @@ class Topics:
         await self.find(name)
         return []
 
-    async def restore(self, known: Topic) -> Topic | None:
+    async def _restore(self, known: Topic) -> Topic | None:
         """The topic as it is, with the layout that a member knows if the server has an older one, or no topic: it has
         lost writes, or the topic was made again. None: it is not there, and had no bands."""
         topic = await self.find(known.name)

@@ -28,7 +28,7 @@ from tests.servers import Server, wait_until
 
 ROOT = Path(__file__).parents[2]
 
-INTERNAL = {"producer", "make_producer", "declared", "cancelled"}
+INTERNAL = {"make_producer", "declared", "cancelled"}
 """Names of `Broker` that the reference hides."""
 
 
@@ -59,7 +59,7 @@ PAIRS = [
     (SyncBroker, Broker), (SyncTopic, TypedTopic), (SyncTopics, Topics), (SyncDevices, Devices),
     (SyncDeadLetters, DeadLetters), (SyncSession, Session),
 ]  # fmt: skip
-ELSEWHERE = {Topics: {"knowing", "restore"}, TypedTopic: {"checked"}, Session: {"refused"}, Broker: INTERNAL}
+ELSEWHERE = {Broker: INTERNAL}
 
 
 @pytest.mark.parametrize(("blocking", "original"), PAIRS, ids=lambda kind: kind.__name__)

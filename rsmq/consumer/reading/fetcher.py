@@ -176,7 +176,8 @@ class Fetcher:
         """After FLUSHALL or DEL, make topic and groups again. From the start: that may repeat but cannot lose."""
         context, topic = self._context, self._context.topic
         try:
-            await Topics.knowing(self._client, context.keys, self._settings, topic).ensure(topic.name, topic.partitions)
+            topics = Topics._knowing(self._client, context.keys, self._settings, topic)
+            await topics.ensure(topic.name, topic.partitions)
             await ensure_groups(self._client, context.keys, topic, self._group, "0")
         except BrokerError as error:
             log.warning("cannot make the group %s again: %s", self._group, error)
