@@ -197,3 +197,18 @@ async def test_what_waits_for_a_rate_is_seen_everywhere(one: Broker, witness: Wi
         assert consumer._vitals()["waiting_by_tenant"] == {"noisy": 10 * PREFETCH - 2}
         assert consumer._vitals()["waiting_for_rate_by"] == {"noisy": 10 * PREFETCH - 1}
         assert consumer.tenants == [10 * PREFETCH - 2]
+
+
+async def test_tenants_of_a_topic_with_bands_wait_for_their_rate(one: Broker, witness: Witness) -> None:
+    """In each band they take turns, and the last one that waits for a rate starts, too."""
+    one.topic("t", dict, bands=("urgent", "normal"))
+
+    @one.handler("t", group="g", concurrency=4, tenant=tenant, rate=Rate(4, per="50ms", by=lambda _: "all"))
+    async def handle(order: dict[str, Any]) -> None:
+        witness.note(order["n"])
+
+    async with one.running():
+        for n in range(24):
+            await one.publish("t", {"n": n}, headers={"tenant": f"t{n % 3}"}, band=("urgent", "normal")[n % 2])
+        await witness.sees(list(range(24)))
+        await settled(one, "t")

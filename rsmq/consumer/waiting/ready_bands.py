@@ -198,7 +198,8 @@ class TurnsOfBands:
 
     def let_go(self, message: Message) -> None:
         """It waits no more."""
-        (self._holders.pop(message, None) or self._before).let_go(message)
+        turns = self._holders.pop(message, None)
+        (self._before if turns is None else turns).let_go(message)  # one in which nothing is ready is false
 
     def is_closed(self, flow: FlowName) -> bool:
         """Whether what this flow has waits for a rate, in one band. May be called from any thread."""
