@@ -10,6 +10,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from tests.gateway import packets as p
+from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.patience import until
 from tests.servers import Server
@@ -156,6 +157,17 @@ async def test_a_newer_connection_of_a_client_takes_over(client: Make, name: str
     assert (last is None) if level == 4 else (last is not None and last.reason == 0x8E)
     assert await second.publish(f"{name}/x", b"mine") == 0
     assert (await second.message()).payload == b"mine"
+
+
+async def test_two_devices_with_one_client_id_are_named_once(client: Make, gateway: GatewayProcess, name: str) -> None:
+    """They throw each other out without end: a line in ten seconds says so, not one for each time."""
+    connected = [await client().connect(name)]
+    for _ in range(5):
+        connected.append(await client().connect(name))
+        await connected[-2].ended()
+    said = [line for line in gateway.log().splitlines() if f"'{name}'" in line and "connected elsewhere" in line]
+    assert len(said) == 1
+    assert "two devices have this client id" in said[0]
 
 
 async def test_enhanced_authentication_is_refused(client: Make, name: str) -> None:

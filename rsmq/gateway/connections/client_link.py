@@ -18,8 +18,11 @@ from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.protocol import encode, packet
 from rsmq.gateway.protocol.machine import Machine, State
 from rsmq.gateway.protocol.packet import ReasonCode, RefusedPacket
+from rsmq.model.log_throttle import ThrottledLog
 
 log = logging.getLogger("rsmq.gateway")
+throttled_log = ThrottledLog(log)
+"""A line for a client and ten seconds: two devices with one client id throw each other out without end."""
 
 LINGER: Final = 2.0
 """Seconds in which a client may read why its connection ends."""
@@ -190,7 +193,10 @@ class ClientLink:
         if self.is_closed:
             return
         if isinstance(error, OwnershipError) and not isinstance(error, SessionLost):
-            self.close(ReasonCode.SESSION_TAKEN_OVER, "the client has connected elsewhere")
+            self.close(
+                ReasonCode.SESSION_TAKEN_OVER,
+                "the client has connected elsewhere; if this comes again and again, two devices have this client id",
+            )
             return
         log.warning("client %r is disconnected: %s", self.client_id, error)
         self._counts["failed: server"] += 1
@@ -201,7 +207,7 @@ class ClientLink:
         if self.is_closed:
             return
         if text:
-            log.info("client %r: %s", self.client_id, text)
+            throttled_log.info(f"client {self.client_id!r}", text)
         last = b"" if self._machine.state is State.CLOSED else self._machine.end(reason)
         self.send(last)
         self._flush()

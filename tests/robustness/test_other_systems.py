@@ -1,0 +1,224 @@
+"""The fifteen reports of `reported.md`, tried with rsmq. Those that have a test beside their part are not repeated."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker, ConfigError, Message, Settings
+from rsmq.errors import BrokerError
+from tests.patience import until
+from tests.redis.answers import AnsweringProxy
+from tests.servers import Server
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(settings: Settings, directory: Path, *arguments: str, **files: str) -> str:
+    """What a Python process prints, which finds these files."""
+    for name, text in files.items():
+        (directory / f"{name}.py").write_text(text)
+    environment = {
+        **os.environ, "RSMQ_URL": str(settings.url), "RSMQ_PREFIX": settings.prefix, "RSMQ_PREFLIGHT": "warn",
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=directory, env=environment, check=True, capture_output=True, text=True,
+        timeout=60,
+    ).stdout  # fmt: skip
+
+
+async def test_delays_at_the_ends_of_their_type(settings: Settings) -> None:
+    """Weeks, a year and the last day that there is are waited for; the first day is past; no delay is below 0."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[Any]()
+    broker.handler("orders", group="g")(told(seen))
+    async with broker.running():
+        for options in ({"delay": "25d"}, {"delay": "365d"}, {"at": datetime.max.replace(tzinfo=UTC)}):
+            await broker.publish("orders", [3], **options)  # type: ignore[arg-type]
+        await broker.publish("orders", [1], at=datetime.min.replace(tzinfo=UTC))
+        for delay in (timedelta(milliseconds=-1), timedelta.max):
+            with pytest.raises(ConfigError, match="is not possible"):
+                await broker.publish("orders", [2], delay=delay)
+        await until(lambda: seen == [[1]], "the one in the past is handled")
+        assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 3
+
+
+def told(seen: list[Any]) -> Any:
+    async def handle(payload: Any) -> None:
+        seen.append(payload)
+
+    return handle
+
+
+LOGGING = """
+import logging, logging.handlers, queue
+from rsmq import SyncBroker
+
+class Publishes(logging.Handler):
+    def emit(self, record):
+        if not record.name.startswith(("rsmq", "asyncio")):
+            broker.publish("logs", {"text": record.getMessage()})
+
+with SyncBroker() as broker:
+    records = queue.Queue()
+    logging.basicConfig(level="DEBUG", handlers=[logging.handlers.QueueHandler(records)])
+    listener = logging.handlers.QueueListener(records, Publishes())
+    listener.start()
+    logging.getLogger("shop").info("hello")
+    listener.stop()
+"""
+
+
+async def test_log_records_are_published_behind_a_queue(settings: Settings, tmp_path: Path) -> None:
+    """As the page shows it: without the queue, `logging` holds the lock of the handler that waits for rsmq."""
+    run(settings, tmp_path, "main.py", main=LOGGING)
+    broker, seen = Broker(replace(settings, preflight="warn")), list[Any]()
+    broker.handler("logs", group="g", start="earliest")(told(seen))
+    async with broker.running():
+        await until(lambda: seen == [{"text": "INFO:shop:hello"}], "the record is a message")
+
+
+def test_type_under_type_checking_is_named(settings: Settings, tmp_path: Path) -> None:
+    """The error says which name, and where the import belongs."""
+    source = (
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nfrom rsmq import Broker, ConfigError\n"
+        "if TYPE_CHECKING:\n    from decimal import Decimal\n"
+        "async def handle(price: Decimal) -> None: ...\n"
+        "try:\n    Broker().handler('a', group='g')(handle)\nexcept ConfigError as error:\n    print(error)\n"
+    )
+    printed = run(settings, tmp_path, "main.py", main=source)
+    assert "name 'Decimal' is not defined" in printed
+    assert "TYPE_CHECKING" in printed
+
+
+HANDLES = """
+import anyio
+from rsmq import Broker
+broker = Broker()
+
+@broker.handler("orders", group="g", execution="process")
+def handle(order: dict) -> None:
+    with open("handled", "a") as file:
+        print(order, file=file)
+
+if __name__ == "__main__":
+    broker.publish_sync("orders", {"n": 1})
+"""
+SERVES = """
+import anyio, pathlib
+from main import broker
+
+async def serve():
+    async with broker.running():
+        while not pathlib.Path("handled").exists() or not pathlib.Path("handled").read_text():
+            await anyio.sleep(0.01)
+
+if __name__ == "__main__":
+    anyio.run(serve)
+"""
+
+
+def test_module_that_is_also_a_main_program_without_docstrings(settings: Settings, tmp_path: Path) -> None:
+    """`python -OO main.py` publishes as `__main__`, and a worker handles it as `main`: no name of code is stored."""
+    run(settings, tmp_path, "-OO", "main.py", main=HANDLES)
+    run(settings, tmp_path, "-OO", "serve.py", main=HANDLES, serve=SERVES)
+    assert (tmp_path / "handled").read_text() == "{'n': 1}\n"
+
+
+async def test_keys_and_tuples_come_back_as_they_are_annotated(settings: Settings) -> None:
+    """JSON has neither; who writes no types gets text and lists."""
+    broker, typed, plain = Broker(replace(settings, preflight="warn")), list[Any](), list[Any]()
+
+    @broker.handler("orders", group="typed")
+    async def take(order: dict[int, tuple[int, int]]) -> None:
+        typed.append(order)
+
+    broker.handler("orders", group="plain")(told(plain))
+    async with broker.running():
+        await broker.publish("orders", {1: (2, 3)})
+        await until(lambda: typed and plain, "both have it")
+    assert (typed, plain) == ([{1: (2, 3)}], [{"1": [2, 3]}])
+
+
+async def test_publish_after_a_connection_was_forgotten_on_its_way(settings: Settings) -> None:
+    """A load balancer drops what is idle and tells neither end: the message is stored once, on a new connection."""
+    with Server(tcp=True) as server:
+        async with AnsweringProxy(server.port) as proxy:
+            broker = Broker(
+                replace(settings, url=proxy.url, preflight="warn", partitions=1, command_timeout=timedelta(seconds=1))
+            )
+            async with broker:
+                await broker.publish("orders", 1)
+                proxy.answer = "silence"
+                proxy.move(server.port)
+                await broker.publish("orders", 2)
+                with server.client() as client:
+                    assert client.xlen(broker.keys.stream("orders", 0)) == 2
+
+
+async def test_worker_goes_on_after_its_server_had_no_name(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing name server is as a server that is away."""
+    failed = list[int]()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        failed.append(1)
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    with Server(tcp=True) as server, server.client() as client:
+        client.ping()
+        url = server.url.replace("127.0.0.1", "localhost")
+        broker = Broker(replace(settings, url=url, preflight="warn", lease_ttl=timedelta(seconds=2)))
+        seen = list[Any]()
+        broker.handler("orders", group="g")(told(seen))
+        async with broker.running():
+            with monkeypatch.context() as patch:
+                patch.setattr(socket, "getaddrinfo", fail)
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+                await until(lambda: len(failed) > 5, "it asks for the name again and again")
+            await broker.publish("orders", 1)
+            await until(lambda: seen == [1], "it handles")
+
+
+async def test_server_without_info_and_config(settings: Settings) -> None:
+    """Providers take commands away. Those that rsmq only looks with may be missing; any other one is named."""
+    with Server("--rename-command", "INFO", "", "--rename-command", "CONFIG", "", tcp=True) as server:
+        broker, seen = Broker(replace(settings, url=server.url, preflight="warn")), list[Any]()
+        broker.handler("orders", group="g")(told(seen))
+        async with broker.running():
+            await broker.publish("orders", 1)
+            await until(lambda: seen == [1], "it is handled")
+    named = r"unknown command 'CLIENT'.*rsmq needs this command. docs/keys.md"
+    with Server("--rename-command", "CLIENT", "", tcp=True) as server, pytest.raises(BrokerError, match=named):
+        async with Broker(replace(settings, url=server.url, preflight="warn")) as broker:
+            await broker.publish("orders", 1)
+
+
+async def test_handler_may_take_longer_than_a_lease(settings: Settings) -> None:
+    """The lease is renewed beside it, so its message stays its own."""
+    lease = timedelta(seconds=1)
+    broker, attempts = Broker(replace(settings, preflight="warn", lease_ttl=lease)), list[int]()
+
+    @broker.handler("orders", group="g")
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        heartbeat = broker.worker.heartbeat if broker.worker else None
+        assert heartbeat is not None
+        begun = heartbeat.last_confirmed
+        while heartbeat.last_confirmed < begun + 2 * lease.total_seconds():
+            await anyio.sleep(0.01)
+        attempts.append(0)
+
+    async with broker.running():
+        await broker.publish("orders", 1)
+        await until(lambda: attempts and attempts[-1] == 0, "it has ended")
+    assert attempts == [1, 0]
