@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
-from rsmq.cli.output import print_line
-from rsmq.cli.parameters import example
+from rsmq.cli.output import print_result
+from rsmq.cli.parameters import Json, example
 from rsmq.errors import ConfigError
 
 FILES: Final = {
@@ -27,6 +27,7 @@ NAME: Final = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 @example("rsmq new myservice")
 def new(
     name: Annotated[str, typer.Argument(help="Of the service, and of the directory that is made.")],
+    as_json: Json = False,
 ) -> None:
     """Write a service to begin with: application, tests, Containerfile, compose file and CI.
 
@@ -41,8 +42,9 @@ def new(
         target = directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    print_line(f"wrote {directory}/: {', '.join(sorted(FILES.values()))}")
-    print_line(f"next: cd {directory} && pip install -e '.[test]' && pytest")
+    made = sorted(FILES.values())
+    text = f"wrote {directory}/: {', '.join(made)}\nnext: cd {directory} && pip install -e '.[test]' && pytest"
+    print_result({"directory": str(directory), "files": made}, text, as_json=as_json)
 
 
 def written(name: str) -> dict[str, str]:

@@ -73,6 +73,7 @@ def test_every_command_has_an_example_and_its_options() -> None:
             "rsmq sql init",
             "rsmq outbox status",
             "rsmq docs",
+            "rsmq new",
         )
         assert words in has_none or "--url" in options, words  # those of the database take its URL as their argument
 

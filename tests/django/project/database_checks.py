@@ -139,7 +139,7 @@ def test_function_that_fails_after_the_commit_makes_no_dead_letter(workers):
 def test_a_message_is_published_if_and_only_if_its_transaction_commits(workers):
     """Also with a savepoint that is rolled back."""
     with transaction.atomic():
-        outbox.publish("sent", 1, key="ada", headers={"a": "b"}, delay="1ms")
+        outbox.publish("sent", 1, key="ada", headers={"a": "b"})
         with suppress(IntegrityError), transaction.atomic():
             outbox.publish("sent", 2)
             Invoice.objects.create(order=1, once=7)
