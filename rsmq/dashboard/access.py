@@ -23,6 +23,7 @@ from rsmq.dashboard.roles import Authorize, Role, same_for_all
 from rsmq.model.clock import monotonic
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 COOKIE: Final = "rsmq_dashboard"
 LOGIN: Final = "/login"
 LONGEST_FORM: Final = 4096
@@ -93,8 +94,11 @@ class AccessControl:
         if not is_allowed(host, self._rules.hosts):
             return PlainTextResponse("this host name is not allowed: add it with --name of `rsmq dashboard`", 421)
         origin = headers.get("origin")
-        if origin is not None and netloc_of(origin) != host.lower():
-            return PlainTextResponse("this request comes from another site", 403)
+        if origin is not None and not is_own(origin, host, self._rules.hosts):
+            return PlainTextResponse(
+                "this request comes from another site: if it is the public address of this dashboard behind a proxy, "
+                "add its name with --name of `rsmq dashboard`", 403,
+            )  # fmt: skip
         if self._rules.token is None:
             return None
         path = str(scope["path"]).removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
@@ -153,12 +157,22 @@ def is_allowed(host: str, hosts: Iterable[str]) -> bool:
     return name is not None and "@" not in host and name.lower() in {each.lower() for each in hosts}
 
 
-def netloc_of(origin: str) -> str | None:
-    """Host and port of an Origin header, or None."""
+def is_own(origin: str, host: str, hosts: Iterable[str]) -> bool:
+    """Whether a page of this dashboard has sent the request.
+
+    It has if the Origin is the Host, but for the default port; or if its name was added, because a proxy may pass
+    another Host and has ports of its own. A loopback name must be the Host to the letter: other programs of this
+    machine have pages there, too.
+    """
     try:
-        return urlsplit(origin).netloc.lower()
+        given, asked = urlsplit(origin), urlsplit(f"//{host}")
+        ports = [each.port or DEFAULT_PORTS.get(given.scheme) for each in (given, asked)]
     except ValueError:
-        return None
+        return False
+    if given.hostname is None or given.scheme not in DEFAULT_PORTS:
+        return False
+    added = {each.lower() for each in hosts} - set(LOOPBACK)
+    return given.hostname in added or (given.hostname == asked.hostname and ports[0] == ports[1])
 
 
 def form(scope: Scope, text: str, status: int = 401, headers: Mapping[str, str] | None = None) -> Response:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from rsmq.dashboard.access import COOKIE, AccessControl, Rules, is_allowed
+from rsmq.dashboard.access import COOKIE, LOOPBACK, AccessControl, Rules, is_allowed, is_own
 
 
 def visit(rules: Rules, host: str = "localhost:1", root: str = "") -> httpx.AsyncClient:
@@ -55,3 +55,26 @@ async def test_cookie_is_set_for_the_right_token_only() -> None:
         assert "secret" not in answer.headers["set-cookie"]
         assert (await client.get("/ops/")).text == "yes"
     assert "secret" not in repr(Rules(token="secret-enough"))
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_ours"),
+    [
+        ("ops.example.com", "https://ops.example.com", True),
+        ("ops.example.com:443", "https://ops.example.com", True),
+        ("ops.example.com", "https://ops.example.com:8443", True),
+        ("127.0.0.1:8642", "https://ops.example.com", True),  # nginx and Apache pass the upstream's Host by default
+        ("ops.example.com", "https://evil.example.net", False),
+        ("ops.example.com", "https://ops.example.com.evil.net", False),
+        ("localhost:8642", "http://localhost:8642", True),
+        ("localhost", "http://localhost:80", True),
+        ("localhost:8642", "http://localhost:3000", False),  # another program of this machine
+        ("localhost:8642", "http://127.0.0.1:8642", False),
+        ("localhost:8642", "null", False),
+        ("localhost:8642", "http://[", False),
+        ("localhost:8642", "http://localhost:x", False),
+        ("localhost:8642", "file://localhost:8642", False),
+    ],
+)
+def test_an_origin_is_ours_by_the_host_or_by_a_name_that_was_added(host: str, origin: str, is_ours: bool) -> None:
+    assert is_own(origin, host, {*LOOPBACK, "ops.example.com"}) is is_ours
