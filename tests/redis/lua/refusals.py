@@ -103,17 +103,22 @@ class Refusals:
                 await client.execute_command(*end)
             after = await self._state(client, names)
             self.tried += 1
-            changed = [name.decode(errors="replace") for name in names if after[name] != before[name]]
+            changed = [name.decode(errors="replace") for name in names if after[name][1:] != before[name][1:]]
             if error is not None and changed and "number of args" not in str(error):
                 self.broken.append(f"{script.name}, {trouble}: {error}, and it has changed {', '.join(changed)}")
-            for name, (dump, ends) in found.items():
+            for name, (dump, ends, _) in found.items():
                 await client.execute_command("DEL", name)
                 if dump is not None:
                     await client.execute_command("RESTORE", name, max(0, ends), dump, "ABSTTL")
 
-    async def _state(self, client: Commander, names: Sequence[bytes]) -> dict[bytes, tuple[bytes | None, int]]:
-        """Keys as bytes, and when they expire."""
-        return {
-            name: (await client.execute_command("DUMP", name), await client.execute_command("PEXPIRETIME", name))
-            for name in names
-        }
+    async def _state(self, client: Commander, names: Sequence[bytes]) -> dict[bytes, tuple[bytes | None, int, Any]]:
+        """Keys as bytes, when they expire, and what they hold: the bytes of a hash have its fields in any order."""
+        found = dict[bytes, tuple[bytes | None, int, Any]]()
+        for name in names:
+            dump, ends = [await client.execute_command(each, name) for each in ("DUMP", "PEXPIRETIME")]
+            held: Any = dump
+            if await client.execute_command("TYPE", name) == b"hash":
+                flat = await client.execute_command("HGETALL", name)
+                held = dict(zip(flat[::2], flat[1::2], strict=True))
+            found[name] = dump, ends, held
+        return found
