@@ -626,13 +626,6 @@ EXHIBITS: Final = (
         needs=lambda plan: plan.is_hot,
     ),
     bug(
-        "a take-over of ids works without its fence",
-        "a former owner takes over what is another's",
-        "redis/lua/consumer/claim_ids.lua",
-        FENCE,
-        needs=lambda plan: plan.is_hot,
-    ),
-    bug(
         "a named flow does not know its keys",
         "a later message of a key starts before one that waits as an id for the turn of its tenant",
         "consumer/waiting/named_flows.py",
@@ -647,14 +640,6 @@ EXHIBITS: Final = (
         "            behind = None if key is None else flows.waiting.get(key)\n            if key is not None",
         "            behind = None\n            if key is not None",
         needs=lambda plan: plan.has_tenants and plan.ordering == "key",
-    ),
-    bug(
-        "a take-over of ids forgets those whose bodies are not in a row",
-        "messages that were taken over wait for good",
-        "consumer/reading/reclaimer.py",
-        "missing = [entry_id for entry_id in ids if entry_id not in found]",
-        "missing = list[bytes]()\n        ids = [entry_id for entry_id in ids if entry_id in found]",
-        needs=lambda plan: plan.is_hot or plan.has_tenants,
     ),
     bug(
         "a stop during the start",
