@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rsmq.redis.scripts import RESET_GROUP
 from tests.simulation.aims import Aims
+from tests.simulation.limits import UNSURE
 from tests.simulation.plan import (
     COMMANDS,
     DEVICE_COMMANDS,
@@ -81,6 +82,8 @@ class Fates:
 
     def strike(self, kind: Fault, name: str, victim: Member) -> None:
         """Inflict a fault on a member now."""
+        if kind in UNSURE:
+            self._run.limits.forget()
         getattr(self, f"_{kind}")(name, victim)
 
     def _kill(self, name: str, victim: Member) -> None:

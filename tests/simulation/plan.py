@@ -48,6 +48,7 @@ STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
 """Ordering, distribution, and the size of a batch (0: one message a call)."""
 BACKLOG: Final = {"ordering": ("partition", "key"), "partitions": (1, 2), "keys": (1, 2), "busy": (0.4,)}
 """An order that a read which comes late can break, because messages wait to be read."""
+CALLS: Final = ((1, False), (2, False), (3, False), (1, True), (2, True))
 BANDS: Final = ("urgent", "normal", "bulk")
 AIMS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
     "late call": {"busy": (0.4, 1.0), "failing": (0.3,), "timeout": (1.0,), "ordering": ("key", "none")},
@@ -84,7 +85,8 @@ class Plan:
     what this race needs, and most have no other faults. `timeout`: that of a command.
     `banded`: the share of seeds in which the topic has `bands`; they are declared, or added after so many seconds.
     `hot`: the share of seeds with order per key in which most messages are of one key, with little memory. `tenanted`:
-    that of seeds with owners in which messages have a tenant, a key several of them.
+    that of seeds with owners in which messages have a tenant, a key several of them. `calls`: how many calls may run at
+    once over all members, and whether of each name. `holding`: the share of attempts that hold their name.
     """
 
     banded: float = 0.2
@@ -108,6 +110,8 @@ class Plan:
     has_hook: bool = False
     rate: tuple[int, float] = (0, 0.0)
     group_rate: tuple[int, float] = (0, 0.0)
+    calls: tuple[int, bool] = (0, False)
+    holding: float = 0.0
     uniques: int = 0
     halts: bool = False
     hangs: bool = False
@@ -171,6 +175,7 @@ class Plan:
         is_audited = distribution == "hash" and not is_inbox and choices.unit("audited") < self.audited
         # not with deleted consumers: what waits for its rate longer than retention keeps it would be lost
         has_group_rate = not (batch or is_inbox or is_audited) and choices.unit("group rate") < 0.15
+        has_limits = distribution == "hash" and not (is_inbox or is_audited) and choices.unit("limits") < 0.3
         is_hot = ordering == "key" and not is_inbox and choices.unit("hot key") < self.hot
         varied = replace(
             self,
@@ -193,6 +198,8 @@ class Plan:
             has_hook=has_hook,
             rate=rate,
             group_rate=choices.among([(1, 0.2), (3, 0.5), (10, 2.0)], "rate of a name") if has_group_rate else (0, 0.0),
+            calls=choices.among(CALLS, "calls") if has_limits and not batch else (0, False),
+            holding=0.03 if has_limits and choices.unit("holds") < 0.5 else 0.0,
             is_inbox=is_inbox,
             uniques=0 if is_inbox or is_audited else choices.among([0, 0, 0, 0, 3], "uniques"),
             halts=not (is_inbox or is_audited) and choices.unit("halt") < 0.1,

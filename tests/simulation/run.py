@@ -16,7 +16,7 @@ from zlib import crc32
 import anyio
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, MessageRef, Rate, Reject, Retry, RetryPolicy, Settings
+from rsmq import Broker, Hold, Message, MessageRef, Rate, Reject, Retry, RetryPolicy, Settings
 from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.layout import read_layout
@@ -26,6 +26,7 @@ from tests.simulation.cancels import Cancels
 from tests.simulation.endings import BURIED, Burials, Expiries
 from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
+from tests.simulation.limits import Limits
 from tests.simulation.moves import Moves
 from tests.simulation.network import Network
 from tests.simulation.plan import GROUP, TOPIC, Plan
@@ -85,6 +86,7 @@ class Run:
         self.devices = Devices(self, self._note_letter)
         self.cancels, self.moves = Cancels(self), Moves(self)
         self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
+        self.limits = Limits(self)
         self.uniques = Uniques(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
@@ -167,6 +169,7 @@ class Run:
         self.cancels.forget(since)
         self.moves.forget()
         self.rates.forget()
+        self.limits.forget()
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
         latest = {(event.key, event.n): event.what for event in self._events if event.at < since}
@@ -358,8 +361,13 @@ class Run:
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
             self.rates.starts_of_name(name_of(message))
+            self.limits.starts(member, message, name_of(message))
 
         async def handle_one(payload: Any, message: Message) -> None:
+            with self.limits.running(member, name_of(message)):
+                await handle_now(payload, message)
+
+        async def handle_now(payload: Any, message: Message) -> None:
             name = (payload["key"], payload["n"])
             counts[name] += 1
             label = f"m{member.number} {name[0]}/{name[1]} {counts[name]}"
@@ -376,6 +384,9 @@ class Run:
             if name in self._poison:
                 self._note("fail", name, member.number, message.attempt)
                 raise Reject("poison")
+            if choices.unit(f"holds: {label}") < plan.holding:
+                self._note("fail", name, member.number, message.attempt)
+                raise Hold(timedelta(seconds=0.3))
             if choices.unit(f"fails: {label}") < plan.failing:
                 self._note("fail", name, member.number, message.attempt)
                 raise Retry("once more", counts=choices.unit(f"counts: {label}") < 0.5)
@@ -404,7 +415,7 @@ class Run:
                         await handle_one(order, message)
                     except Reject as error:
                         outcome = error
-                    except Retry as error:
+                    except (Retry, Hold) as error:
                         outcome = error
                         failed |= {lane} - {""}
                 outcomes.append(outcome)
@@ -435,6 +446,7 @@ class Run:
             rates.append(Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key"))
         if plan.group_rate[0]:
             rates.append(Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of))
+        options |= self.limits.options(name_of)
         if plan.has_tenants:
             options |= {"tenant": tenant_of, "weights": {"t0": 2}}
         member.broker.handler(
