@@ -277,12 +277,15 @@ class Fetcher:
                 await self._runner.wait_for_space(self._window // 2 + self._queue.in_flight - in_flight)
             self._finish_cycle()
         else:
-            await self._recover(own)
+            has_claimed = await self._recover(own)
             lanes = [lane for lane in self._own_lanes() if lane.is_readable and lane.lease.is_held()]
             lanes = [lane for lane in lanes if self._queue.has_room(lane, self._lanes.values())]
             # what waits for a retry or a rate has a bound of its own, so that one stuck key does not stop all others
             if lanes and self._queue.may_block_more(blocked, int(self._mean_size), int(self._settings.prefetch_bytes)):
                 await self._read(lanes, self._aim(room), is_ahead=is_ahead)
+            elif has_claimed:  # the next page, without a pause
+                await self._runner.wake()
+                self._finish_cycle()
             else:
                 await self._runner.wake()
                 await self._wait_for_change(0.05 if self._is_recovering() else 0.25)
@@ -310,8 +313,9 @@ class Fetcher:
         with anyio.move_on_after(seconds):
             await self._changed.wait()
 
-    async def _recover(self, lanes: list[Lane]) -> None:
-        is_early = self._queue.in_flight <= FEW
+    async def _recover(self, lanes: list[Lane]) -> bool:
+        """Take over a page of each lane where that is to be done. Returns whether there was one."""
+        is_early, has_claimed = self._queue.in_flight <= FEW, False
         for lane in lanes:
             may_claim = lane.is_recovering and self._queue.has_room(lane, self._lanes.values())
             if not (may_claim and lane.lease.is_held()):
@@ -319,9 +323,10 @@ class Fetcher:
             room, is_ahead = self._room(*self._queue.load(self._lanes.values(), self.band))
             if room > 0:
                 await self._reclaimer.claim_page(lane, self.reader, room, is_ahead=is_ahead)
-                is_early = True
+                is_early = has_claimed = True
         if is_early:  # otherwise these messages are handled while the next read is on its way
             await self._runner.wake()
+        return has_claimed
 
     def _aim(self, room: int) -> int:
         """How many messages to read: half the room at most, so that one half is handled while the other is fetched."""
