@@ -160,6 +160,11 @@ class Plan:
         """Seconds that one worker needs for all messages, one at a time, each for as long as a handler may work."""
         return self.messages * self.busy
 
+    @property
+    def limited(self) -> float:
+        """Seconds that the slowest rate needs for all messages if they are of one key and one name."""
+        return max(self.messages * per / limit if limit else 0.0 for limit, per in (self.rate, self.group_rate))
+
     def varied(self, choices: Choices) -> Plan:
         """The same with what depends on the seed."""
         if choices.unit("aim") < self.aims:

@@ -114,7 +114,7 @@ class Run:
             operator = Process(self.world, self.network, "o")
             operator.start(self._add_bands())
         self.fates.plan()
-        self.world.run(self.plan.seconds + self.plan.work + self.plan.patience, self._is_over)
+        self.world.run(self.plan.seconds + self.plan.work + self.plan.limited + self.plan.patience, self._is_over)
         for process in (*(member.process for member in self.members), publisher):
             self.violations += [f"{process.name} ended with {process.error!r}"] if process.error else []
 
