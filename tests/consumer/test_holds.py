@@ -76,6 +76,12 @@ def knows(consumer: Consumer) -> bool:
     return consumer.holds is not None and bool(consumer.holds.names)
 
 
+def is_calm(consumer: Consumer) -> bool:
+    """Whether the server knows of all that a member holds, and no message tries a name."""
+    holds = consumer.holds
+    return holds is not None and not holds._probes and not holds._unconfirmed
+
+
 async def publish(broker: Broker, name: str | None, count: int, first: int = 0, key: bool = True) -> None:
     """So many messages of a name, each with its own key or none."""
     for n in range(first, first + count):
@@ -217,9 +223,11 @@ async def test_breaker_holds_a_name_and_lets_one_message_try_it(make: Make) -> N
         await publish(brokers[0], "other", 5)
         await until(lambda: called.count("other") == 5, "other names go on")
         for number in (1, 2):
+            await until(lambda: all(map(is_calm, members)), "the server knows of it")
             await until(held_for_minutes, "the hold has begun again")
             await hold_name(client, keys, "t", "g", "twilio", 1, "breaker")
             await until(lambda: called.count("twilio") == calls + number, "one message has tried it")  # noqa: B023
+        await until(lambda: all(map(is_calm, members)), "the server knows of it")
         await until(held_for_minutes, "the hold has begun again")
         assert sum(each.stats["opened"] for each in members) <= 2
         is_down = False
@@ -252,6 +260,7 @@ async def test_breaker_counts_failures_in_a_row_and_only_of_its_types(make: Make
         for n in range(5):
             await broker.publish("t", {"n": n}, key="k")
         await until(lambda: consumer_of(broker).stats["opened"] == 1, "it has opened")
+        await until(lambda: is_calm(consumer_of(broker)), "the server knows of it")
         assert not script
         await broker.end_hold("t", None)
         script += ["ok"] * 2
