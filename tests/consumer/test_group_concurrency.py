@@ -246,6 +246,30 @@ async def test_one_of_two_members_uses_the_whole_limit_while_the_other_is_idle(
         assert holders == [], "a member that leaves gives its permits back"
 
 
+async def test_name_that_comes_again_gets_its_permit_with_the_first_call(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member forgets a name without messages; the server knows the member's last call for it a while longer."""
+    crowd, replies = Crowd(), list[Any]()
+    crowd.open.set()
+    async with make(crowd, group_concurrency=Concurrency(2, by=lambda _: "acme")).running() as broker:
+        borrower = consumer_of(broker)._borrower
+        assert borrower is not None
+        ask = borrower._ask
+
+        async def noted(*call: Any) -> Any:
+            replies.append(await ask(*call))
+            return replies[-1]
+
+        monkeypatch.setattr(borrower, "_ask", noted)
+        for n in range(2):
+            await until(lambda: borrower.loan("acme") is None, "the name is not in use")
+            await broker.publish("t", {"key": "k", "n": n}, key="k")
+            await crowd.witness.sees({("k", number) for number in range(n + 1)})
+    assert len(replies) > 1
+    assert {reply[0] for reply in replies} == {b"OK"}, "no call counts as one that came late"
+
+
 async def test_lost_permits_cancel_what_runs_and_it_runs_again(make: Make) -> None:
     """Another member has them: what runs is cancelled. It is not an attempt, and nothing is lost."""
     crowd = Crowd()

@@ -203,7 +203,7 @@ class PermitMoves:
             )
         has_news = world.truth >> at & 1 or loan.waiting() or loan.is_short or member.held > member.used
         if member.sent is None and has_news:
-            claim = loan.ask(2)
+            claim = loan.ask(member.calls + 1, 2)
             sent = Sent(member.token, claim.number, claim.kept, claim.wanted, not member.has_lease)
             yield f"{member.name} asks", with_member(world, at, sent=sent, held=loan.held, calls=claim.number), False
         elif member.sent is not None and member.sent.reply is None:
@@ -260,7 +260,6 @@ def loan_of(member: Borrowing, limit: int) -> Loan:
     loan = Loan("", limit, in_use, lambda: member.left - member.used, lambda: None)
     loan.held, loan.most = member.held, member.most
     loan.others, loan.is_short = member.others, member.is_short
-    loan._calls = member.calls
     return loan
 
 

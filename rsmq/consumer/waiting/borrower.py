@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import count
 from math import inf
 
 import anyio
@@ -40,6 +41,7 @@ class Borrower:
         self._holders = context.keys.holders(context.topic.name, context.handler.group)
         self._lease: Lease | None = None
         self._token = 1
+        self._numbers = count(1)  # of the calls for all names
         self._loans: dict[str | None, Loan] = {}
         self._changed = asyncio.Event()
         self._throttled = ThrottledLog(log)
@@ -111,7 +113,7 @@ class Borrower:
             if name is not None:
                 del self._loans[name]
             return
-        claim, token, is_first = loan.ask(calls), self._token, self._lease is None
+        claim, token, is_first = loan.ask(next(self._numbers), calls), self._token, self._lease is None
         loan.call_at(inf)  # until the answer
         args = (
             self._context.member, token, claim.number, int(is_first), loan.limit, self._ttl, PATIENCE_MS,

@@ -42,7 +42,8 @@ class InUse:
 
 @dataclass(frozen=True, slots=True)
 class PermitWish:
-    """One call: how many permits the member keeps and wants beside. Later ones have greater numbers."""
+    """One call: how many permits the member keeps and wants beside. Later ones have greater numbers, also when a name
+    was forgotten in between: the server may know its last call still."""
 
     number: int
     kept: int
@@ -57,7 +58,6 @@ class Loan:
     """
 
     __slots__ = (
-        "_calls",
         "held",
         "in_use",
         "is_short",
@@ -88,7 +88,6 @@ class Loan:
         """The server has granted less than was wanted."""
         self.wants_more = False
         self.next_call = 0.0
-        self._calls = 0
 
     @property
     def quota(self) -> int:
@@ -122,16 +121,15 @@ class Loan:
         if self.next_call and not self.is_short:
             self.next_call = 0.0
 
-    def ask(self, calls: int) -> PermitWish:
-        """What to say to the server, in a member that can run so many calls at once."""
+    def ask(self, number: int, calls: int) -> PermitWish:
+        """What to say to the server in the call with this number, in a member that can run so many calls at once."""
         used, peak = self.in_use.count, self.in_use.take_peak()
         need = min(calls, used + self.waiting())
         wish = need if self.others else max(need, peak)
         kept = min(self.held, max(used, min(self.most, wish)))
         self.held = kept
         self.wants_more = False
-        self._calls += 1
-        return PermitWish(self._calls, kept, max(0, min(need, self.limit) - kept))
+        return PermitWish(number, kept, max(0, min(need, self.limit) - kept))
 
     def answered(self, claim: PermitWish, kept: int, granted: int, most: int, others: int) -> bool:
         """Take what was granted. False: the server has lost what it had granted, and others have it now."""
