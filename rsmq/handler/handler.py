@@ -50,6 +50,7 @@ class Handler:
     distribution: Distribution
     retry: RetryPolicy
     timeout: timedelta | None
+    soft_timeout: timedelta | None
     batch: int | None
     linger: timedelta
     start: str | datetime

@@ -38,6 +38,7 @@ class SingleOptions(TypedDict, total=False):
     distribution: Distribution
     retry: RetryPolicy | None
     timeout: Duration | float | None
+    soft_timeout: Duration | float | None
     start: str | datetime
     partitions: int | None
     execution: Execution | None
@@ -88,7 +89,8 @@ class OptionCheck:
             "ordering": self._ordering(),
             "distribution": self._one_of("distribution", Distribution),
             "retry": self._retry(),
-            "timeout": self._timeout(),
+            "timeout": self._seconds("timeout"),
+            "soft_timeout": self._soft_timeout(is_async=is_async),
             "batch": self._count_or_none("batch"),
             "linger": self._linger(),
             "start": self._start(),
@@ -194,18 +196,29 @@ class OptionCheck:
             raise self._wrong(f"retry={value!r} is not a policy: write retry=RetryPolicy(max_attempts=5)")
         return RetryPolicy() if value is None else value
 
-    def _timeout(self) -> timedelta | None:
-        """A number is seconds: the only option where a bare number is a time."""
-        value = self._options["timeout"]
+    def _soft_timeout(self, *, is_async: bool) -> timedelta | None:
+        """Only an async handler can be asked to end: it is cancelled once."""
+        soft, hard = self._seconds("soft_timeout"), self._seconds("timeout")
+        if soft is None:
+            return None
+        if not is_async:
+            raise self._wrong("soft_timeout cancels an `async def` handler once: a plain function cannot be cancelled")
+        if hard is None or soft >= hard:
+            raise self._wrong("soft_timeout needs a longer timeout: write soft_timeout='25s', timeout='30s'")
+        return soft
+
+    def _seconds(self, option: str) -> timedelta | None:
+        """A limit of a call. A number is seconds: in no other option a bare number is a time."""
+        value = self._options[option]
         if value is None:
             return None
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             span = timedelta(seconds=max(-1, min(value, 10**9)))
         else:
-            span = self._duration("timeout")
+            span = self._duration(option)
         if span > timedelta(0):
             return span
-        raise self._wrong(f"timeout={value!r} is not above 0: write timeout='30s', or leave it out")
+        raise self._wrong(f"{option}={value!r} is not above 0: write {option}='30s', or leave it out")
 
     def _linger(self) -> timedelta:
         value = self._options["linger"]

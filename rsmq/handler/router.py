@@ -63,6 +63,8 @@ class Router:
         - `distribution`: "hash" gives each partition an owner, "shared" any message to any member ("hash").
         - `retry`: a `RetryPolicy` (5 attempts, exponential back-off from 1 s to 5 min).
         - `timeout`: a timedelta, text such as `30s`, or seconds; a call that takes longer has failed (no limit).
+        - `soft_timeout`: after this time, shorter than `timeout`, an async handler is cancelled once, so that it can
+          clean up: what it returns then counts (none).
         - `batch`: most messages of one call; the function gets lists (single messages).
         - `linger`: a timedelta or text such as `50ms`, how long an incomplete batch waits for more messages (0).
         - `start`: where a new group begins: "earliest", "latest", a stream id or an aware datetime ("earliest").

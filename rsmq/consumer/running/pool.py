@@ -33,10 +33,13 @@ class Pool(ABC):
     was cancelled ends: the next task of its slot settles the messages and goes on.
     """
 
-    def __init__(self, queue: Queue, concurrency: int, timeout: timedelta | None = None) -> None:
+    def __init__(
+        self, queue: Queue, concurrency: int, timeout: timedelta | None = None, soft_timeout: timedelta | None = None
+    ) -> None:
         self.queue = queue
         self.is_ending = False
         self._concurrency, self._timeout = concurrency, timeout
+        self._soft_timeout = soft_timeout
         self._task_slots: list[TaskSlot] = []
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,7 +57,8 @@ class Pool(ABC):
         self._context, self._failure = copy_context(), asyncio.get_running_loop().create_future()
         async with anyio.create_task_group() as upkeep:
             if self._timeout is not None:
-                upkeep.start_soon(self._watch_timeouts, self._timeout.total_seconds())
+                soft = self._timeout if self._soft_timeout is None else self._soft_timeout
+                upkeep.start_soon(self._watch_timeouts, soft.total_seconds(), self._timeout.total_seconds())
             task_status.started()
             try:
                 await self._failure
@@ -201,15 +205,24 @@ class Pool(ABC):
 
     # -- cancelling -----------------------------------------------------------------------------------------------
 
-    async def _watch_timeouts(self, seconds: float) -> None:
+    async def _watch_timeouts(self, soft: float, hard: float) -> None:
         """Compare start times in one sweep: a timer for each call would cost more than most handlers."""
         while True:
-            await asyncio.sleep(min(1.0, max(0.02, seconds / 10)))
-            self._cancel_late(monotonic() - seconds)
+            await asyncio.sleep(min(1.0, max(0.02, soft / 10)))
+            now = monotonic()
+            self._cancel_late(now - hard)
+            if soft < hard:
+                self._ask_to_end(now - soft)
 
     def _cancel_late(self, limit: float) -> None:
         for task_slot in self._task_slots:
             if task_slot.messages and task_slot.started < limit:
+                task_slot.cancel("timeout")
+
+    def _ask_to_end(self, limit: float) -> None:
+        """Once: what a handler does to clean up goes on until the timeout."""
+        for task_slot in self._task_slots:
+            if task_slot.messages and task_slot.started < limit and not task_slot.is_cancelled:
                 task_slot.cancel("timeout")
 
     def cancel_lane(self, lane: Lane, reason: str, only: AbstractSet[bytes] | None = None) -> None:

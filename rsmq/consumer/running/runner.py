@@ -60,7 +60,7 @@ class Runner(Pool):
         payload_call: Call | None = None,
         error_hooks: Sequence[ErrorHook] = (),
     ) -> None:
-        super().__init__(queue, handler.concurrency, handler.timeout)
+        super().__init__(queue, handler.concurrency, handler.timeout, handler.soft_timeout)
         self._error_hooks, self._name = error_hooks, f"{handler.topic}/{handler.group}"
         self.handler = handler
         self._settler = settler
@@ -337,8 +337,9 @@ class Runner(Pool):
         reason = task_slot.end()
         if isinstance(error, asyncio.CancelledError):
             if reason == "timeout":
-                assert self.handler.timeout is not None
-                late = HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
+                limit = self.handler.soft_timeout or self.handler.timeout
+                assert limit is not None
+                late = HandlerTimeout(self.handler.name, limit.total_seconds())
                 return late.with_traceback(error.__traceback__)  # where it waited
             if reason is not None:
                 return Abandoned(reason)

@@ -66,6 +66,11 @@ class TaskSlot:
         """Its handler runs with these, or with none."""
         self.messages = messages
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the handler that runs in it was cancelled already."""
+        return self._reason is not None and self._cancelled is self.messages
+
     def cancel(self, reason: str) -> None:
         """Cancel the handler that runs in it. A handler may swallow a cancellation, so it can be called again."""
         self._reason, self._cancelled = reason, self.messages
