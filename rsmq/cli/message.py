@@ -222,8 +222,8 @@ def cancel(
     """Cancel a message that is not handled yet. Exit code 1 if it comes too late or is not found."""
 
     async def act(broker: Broker) -> tuple[Answer, dict[str, Any]]:
-        answer = await broker.cancel(message, topic=topic, key=key, group=group, running=running)
-        return answer, await ids_of(broker, message, topic, key)
+        ids = await ids_of(broker, message, topic, key)  # before: without a group a cancelled message is removed
+        return await broker.cancel(message, topic=topic, key=key, group=group, running=running), ids
 
     answer, ids = ask_broker(url, act)
     word = type(answer).__name__.lower()

@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from rsmq.model.clock import LATEST_MS
+from rsmq.model.clock import LATEST_MS, to_ms
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
@@ -54,7 +54,7 @@ async def report_outbox(client: Client, keys: Keys, name: str, counted: CountedO
     time, flat = await ask_all(client, [("TIME",), ("HGETALL", keys.outboxes)])
     stamped = replace(counted, at_ms=server_ms(time))
     await client.execute_command("HSET", keys.outboxes, name, to_json(stamped))
-    await client.execute_command("EXPIRE", keys.outboxes, round(KEPT.total_seconds()))
+    await client.execute_command("PEXPIRE", keys.outboxes, to_ms(KEPT))
     others = zip(flat[::2], flat[1::2], strict=True)
     old = [field for field, value in others if field != name.encode() and read_counted(value, stamped.at_ms) is None]
     if old:

@@ -16,7 +16,7 @@ def test_either_id_is_printed_for_the_other(cli: Cli) -> None:
     either = f"{held[0]['partition']}/{held[0]['oldest']}"
     assert [each["message_id"] for each in held] == [mine]
     done = cli("message", "cancel", either, "--topic", "orders", "--json")
-    assert json.loads(done.stdout) == {"id": mine, "stream_id": either, "answer": "unknown", "groups": {}}
+    assert json.loads(done.stdout) == {"id": mine, "stream_id": either, "answer": "cancelled", "groups": {}}
     late = cli.ok("publish", "orders", "{}", "--delay", "1h").strip()
     moved = cli.json("message", "reschedule", late, "--topic", "orders", "--delay", "2h")
     assert (moved["id"], moved["stream_id"]) == (late, None)

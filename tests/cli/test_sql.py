@@ -71,7 +71,7 @@ def test_init_prints_the_statements_of_each_database() -> None:
         printed = runner.invoke(make_app(), ["sql", "init", url, "--print"])
         assert printed.exit_code == 0, printed.output
         assert word in printed.output
-        assert printed.output.count("CREATE TABLE") == 4
+        assert printed.output.count("CREATE TABLE") == 5
 
 
 @pytest.mark.parametrize("url", ["", "nosuch://localhost/x", "postgresql://localhost:port/x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -18,8 +19,19 @@ from rsmq.model.keys import Keys
 from rsmq.persistence.letter import PACKET_IDS, packet_id_of
 from rsmq.redis.client.connector import Client
 from tests.persistence.conftest import Inbox
-from tests.persistence.test_defects import durations
 from tests.servers import Server
+
+
+async def durations(client: Client, act: Callable[[], Awaitable[object]]) -> list[float]:
+    """Milliseconds of server time of each script call during `act`, in order, from its slow log."""
+    await client.execute_command("CONFIG", "SET", "slowlog-log-slower-than", 0, "slowlog-max-len", 10_000)
+    await client.execute_command("SLOWLOG", "RESET")
+    try:
+        await act()
+        entries = await client.execute_command("SLOWLOG", "GET", -1)
+    finally:
+        await client.execute_command("CONFIG", "SET", "slowlog-log-slower-than", 10_000, "slowlog-max-len", 128)
+    return [entry[2] / 1000 for entry in reversed(entries) if entry[3][0] == b"EVALSHA"]
 
 
 @pytest.fixture

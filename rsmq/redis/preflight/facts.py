@@ -98,6 +98,8 @@ async def _ask(client: Client, node: Client, keys: Keys) -> ServerFacts:
             *(pack(("CONFIG", "GET", name)) for name in CONFIG),
         ])  # fmt: skip
         local_ms = (asked_ms + now_ms()) / 2
+        if not connection.is_open:  # an answer was that another server has a key: the rules say what that means
+            await connection.open()
         (subscribed,) = await connection.exchange([pack((listen, channel))])
     finally:
         await connection.close()
