@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tenacity import wait_fixed
 
 from rsmq import Breaker, Broker, ConfigError, Hold, Message, Rate, Reject, Retry, RetryPolicy, Settings
-from rsmq.testing import Harness
+from rsmq.testing import Harness, HarnessFixture
 from tests.patience import until
 
 HOUR = timedelta(hours=1)
@@ -301,3 +301,22 @@ async def test_advance_moves_holds_and_breakers(harness: Callable[..., Harness])
         assert len(calls) == 4, "one has tried it, and has failed"
         await test.advance("10m")
         assert len(calls) == 6, "one has tried it, and the other one has followed"
+
+
+async def test_the_clock_moves_what_expires(rsmq_harness: HarnessFixture) -> None:
+    """A message that waits for its retry, and one that is delayed."""
+    broker, seen = Broker(), list[int]()
+
+    @broker.handler("t", group="g", partitions=1)
+    async def handle(n: int) -> None:
+        seen.append(n)
+        raise Retry("later", after="1h")
+
+    async with rsmq_harness(broker) as test:
+        [outcome] = await test.publish_and_handle("t", 1, key="a", expires="10m", on_expiry="dead")
+        late = await broker.publish("t", 2, key="b", delay="1h", expires="70m", on_expiry="dead")
+        assert outcome.status == "waiting"
+        await test.advance("2h")
+        outcomes = [*await test.outcomes("t", outcome.message_id), *await test.outcomes("t", late)]
+        assert [each.dead_letter.reason for each in outcomes if each.dead_letter] == ["expired", "expired"]
+    assert seen == [1]
