@@ -115,9 +115,8 @@ def test_spark_reads_only_the_columns_and_ranges_that_are_asked_for(
         for ms in range(1000, 1100):
             store.add(topic, partition, {"data": b"x"}, f"{ms}-{partition}")
     reader = spark.read.format("rsmq").options(**connection, subscribe=topic)
-    assert reader.schema("id_ms bigint, partition int").load().where("id_ms >= 1090").orderBy("id_ms").take(1)[0] == (
-        1090, 0,
-    )  # fmt: skip
+    rows = reader.schema("id_ms bigint, partition int").load().where("id_ms >= 1090").orderBy("id_ms", "partition")
+    assert rows.take(1)[0] == (1090, 0)
     where = "partition = 1 AND timestamp >= timestamp_millis(1010) AND timestamp < timestamp_millis(1020)"
     assert [row.id_ms for row in reading(subscribe=topic).where(where).orderBy("id_ms").collect()] == [
         *range(1010, 1020)
