@@ -135,7 +135,8 @@ class WaitingMessages:
         """Partition and content of what a form names, if it still waits."""
         number, due, _ = split_ref(ref)
         if number in keys:
-            for member in await self._client.execute_command("ZRANGEBYSCORE", keys[number], due, due):
+            # a score has a fraction: messages of one millisecond are in the order of their publishing
+            for member in await self._client.execute_command("ZRANGEBYSCORE", keys[number], due, f"({due + 1}"):
                 if ref_of(number, due, member) == ref:
                     yield number, member
 

@@ -225,10 +225,10 @@ def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Cli
 
 
 def test_ticked_delayed_messages_are_cancelled(web: httpx.Client, scene: Cli) -> None:
-    """Those that are ticked, and no other."""
+    """Those that are ticked, and no other: also of one millisecond."""
     scene.ok("topic", "set", "letters", "--partitions", "2")
     lines = "".join(f'{{"n": {n}}}\n' for n in range(3))
-    scene.ok("publish", "letters", "-", "--delay", "2h", stdin=lines)
+    scene.ok("publish", "letters", "-", "--at", "2099-01-01T00:00:00Z", stdin=lines)
     page = web.get("delayed/letters").text
     refs = re.findall(r'name="id" value="([^"]+)"', page)
     messages = re.findall(r'href="/(message/letters/[^"]+)"', page)
