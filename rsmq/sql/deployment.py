@@ -29,8 +29,8 @@ class DatabaseClaim:
 
     Marks, fences and rows say which prefix they belong to, and a service that writes rows knows no more than that. So
     two servers with the same prefix would take each other's: messages would end as handled elsewhere, and rows go to
-    whoever is first. The row of the prefix has the identity of the server that uses it. A worker of another server
-    watches at its start whether that one is alive: then it is refused, else it takes the row over.
+    the relay that is first. The row of the prefix has the identity of the server that uses it. A worker of another
+    server watches at its start whether that one is alive: then it is refused, else it takes the row over.
     """
 
     def __init__(self, database: Database) -> None:

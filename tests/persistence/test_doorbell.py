@@ -211,7 +211,7 @@ async def leave(session: Session) -> None:
 
 
 async def test_doorbell_follows_a_name_that_leads_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demoted master serves those who only listen for ever: what other connections are told counts for them."""
+    """A demoted master keeps connections that only listen: they follow the answers of the others."""
     monkeypatch.setattr("rsmq.persistence.doorbell.PING_EVERY", 0.01)
     with Server(tcp=True) as old, Server(tcp=True) as new:
         async with (

@@ -38,7 +38,7 @@ class Participation:
     with its heartbeat alive: the server has no connection left for it, the process no descriptor, its user may not
     read. It joins when its reading connection is open and has been allowed to read, and the settling one answers. One
     whose reads, or settlements, fail for a lease while its heartbeat works gives its partitions back and leaves; it
-    goes on trying, and joins again. An outage of the server fails the heartbeat as well: then nobody leaves.
+    goes on trying, and joins again. An outage of the server fails the heartbeat as well: then no member leaves.
     """
 
     def __init__(

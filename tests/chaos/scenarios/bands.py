@@ -16,7 +16,7 @@ BANDS = ("urgent", "normal", "bulk")
           bound="the bands open, and each message is handled, in order per key and band",
           servers=ONE, is_cheap=True)  # fmt: skip
 async def bands_while_workers_die(testbed: Testbed) -> Verdict:
-    """A group is complete in a band before anything is stored there, whoever dies meanwhile."""
+    """A group is complete in a band before anything is stored there, also if a process dies meanwhile."""
     run = await testbed.start(await testbed.shared_server(), lease=2)
     async with run.load(seconds=0.01):
         await run.handles(100)

@@ -10,7 +10,7 @@
 --          only with its member, whose token the heartbeat renews, once for all names. Whose token has run out loses
 --          its permits to who asks next, and learns it: its record is gone. A permit that others wait for is not
 --          granted to a member above its part; those below theirs come in the order in which they began to wait, and
---          members above their part are told what they may hold, but for what this call grants: it is used once. With
+--          members above their part learn what they may hold, but for what this call grants: it is used once. With
 --          fewer permits than members each waits its turn.
 --          After a server has lost its last writes a member keeps what it says it holds, as far as that is free.
 -- USES     permit_state, permit_token, divide_permits, can_write
