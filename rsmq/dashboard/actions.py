@@ -285,27 +285,27 @@ async def run_now(wanted: ActionForm) -> Action:
 
 
 async def pause_schedule(wanted: ActionForm) -> Action:
-    """Publish no tick of a schedule, or let it go on."""
-    queries, name, topic = wanted.visit.queries, wanted.value("schedule"), wanted.topic
-    commands = Schedules(queries.client, queries.keys, queries.topics)
-
-    async def pause() -> str:
-        await commands.pause(topic, name)
-        return f"{name} is paused"
-
-    return Action(f"Publish no tick of schedule {name} of {topic} until it is resumed?", "pause", pause)
+    """Publish no tick of a schedule until it is resumed."""
+    return change_schedule(wanted, "pause", Schedules.pause, "Publish no tick of {} until it is resumed?", "is paused")
 
 
 async def resume_schedule(wanted: ActionForm) -> Action:
     """Let a schedule go on with its next tick."""
+    said = "goes on with its next tick"
+    return change_schedule(wanted, "resume", Schedules.resume, "Let {} go on with its next tick?", said)
+
+
+def change_schedule(
+    wanted: ActionForm, verb: str, change: Callable[[Schedules, str, str], Awaitable[None]], question: str, said: str
+) -> Action:
+    """A change of one schedule. `{}` in the question is the schedule."""
     queries, name, topic = wanted.visit.queries, wanted.value("schedule"), wanted.topic
-    commands = Schedules(queries.client, queries.keys, queries.topics)
 
-    async def resume() -> str:
-        await commands.resume(topic, name)
-        return f"{name} goes on with its next tick"
+    async def act() -> str:
+        await change(Schedules(queries.client, queries.keys, queries.topics), topic, name)
+        return f"{name} {said}"
 
-    return Action(f"Let schedule {name} of {topic} go on with its next tick?", "resume", resume)
+    return Action(question.format(f"schedule {name} of {topic}"), verb, act)
 
 
 async def message_state(wanted: ActionForm) -> State:

@@ -98,7 +98,7 @@ class Proxy:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
             ends.add(far_writer)
             self._writers.add(far_writer)
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+            await self._pass(reader, writer, far_reader, far_writer)
         except (OSError, asyncio.CancelledError):
             pass  # one end is gone, or the run is over
         finally:
@@ -106,6 +106,16 @@ class Proxy:
             self._writers -= ends
             for end in ends:
                 end.transport.abort()
+
+    async def _pass(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+    ) -> None:
+        """Forward both directions of one connection until it ends."""
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one direction until it ends; the end, too, passes only when the proxy is not cut."""

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsmq import Broker, Concurrency, ConfigError, Rate, RetryPolicy, Settings
-from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, RateLimit, call_quotas
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.handler.handler import build_handler
 from rsmq.model.partition import partition_for
 from rsmq.redis.scripts import TAKE_PERMITS
+from tests.consumer.members import consumer_of
 from tests.contract.witness import Witness, settled
 from tests.patience import until
 
@@ -114,13 +114,6 @@ async def publish(broker: Broker, keys: int = 40, each: int = 3) -> set[tuple[st
     items = [{"key": f"k{key}", "n": n} for n in range(each) for key in range(keys)]
     await broker.publish_many("t", items, key=lambda item: str(item["key"]))
     return {(str(item["key"]), int(str(item["n"]))) for item in items}
-
-
-def consumer_of(broker: Broker) -> Consumer:
-    """The consumer of its only handler."""
-    assert broker.worker is not None
-    (consumer,) = broker.worker.consumers
-    return consumer
 
 
 async def agree(brokers: list[Broker], owners: int = 2) -> None:

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsmq import Broker, ConfigError, Message, Rate, Settings
-from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.waiting.allowance import Allowance, ages
 from rsmq.handler.handler import build_handler
 from rsmq.inspector import Inspector
 from rsmq.model.partition import partition_for
 from rsmq.redis.scripts import Script
+from tests.consumer.members import consumer_of
 from tests.contract.witness import Witness, patient, settled
 from tests.patience import until
 
@@ -46,13 +46,6 @@ def make(server_url: str, prefix: str) -> Make:
         return broker
 
     return member
-
-
-def consumer_of(broker: Broker) -> Consumer:
-    """The consumer of its only handler."""
-    assert broker.worker is not None
-    (consumer,) = broker.worker.consumers
-    return consumer
 
 
 async def publish(broker: Broker, provider: str, count: int, keys: list[str] | None = None) -> set[tuple[str, int]]:

@@ -14,6 +14,7 @@ from rsmq import Breaker, Broker, Concurrency, ConfigError, Hold, Message, Rate,
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.handler import build_handler
 from rsmq.redis.holds import hold_name
+from tests.consumer.members import consumer_of
 from tests.contract.witness import settled
 from tests.patience import until
 
@@ -62,13 +63,6 @@ def make(server_url: str, prefix: str) -> Make:
         return broker
 
     return member
-
-
-def consumer_of(broker: Broker) -> Consumer:
-    """The consumer of its only handler."""
-    assert broker.worker is not None
-    (consumer,) = broker.worker.consumers
-    return consumer
 
 
 def knows(consumer: Consumer) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rsmq import Broker, Concurrency, ConfigError, Message, Rate, RetryPolicy, Settings
-from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.waiting.allowance import EvenAllowance
 from rsmq.handler.handler import build_handler
 from rsmq.model.message import MessageOrigin
+from tests.consumer.members import consumer_of
 from tests.contract.witness import settled
 from tests.patience import until
 
@@ -34,13 +34,6 @@ def make(server_url: str, prefix: str) -> Make:
         return broker
 
     return member
-
-
-def consumer_of(broker: Broker) -> Consumer:
-    """The consumer of its only handler."""
-    assert broker.worker is not None
-    (consumer,) = broker.worker.consumers
-    return consumer
 
 
 async def publish(broker: Broker, *tokens: int) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Self
+from contextlib import contextmanager
+from typing import Any, Final
 
 import hiredis
 from anyio.from_thread import start_blocking_portal
+
+from rsmq.testing.proxy import Proxy
 
 ANSWERS: Final = {
     "READONLY": "You can't write against a read only replica.",
@@ -28,7 +30,7 @@ HANDSHAKE: Final = (b"HELLO", b"AUTH", b"SELECT", b"CLIENT", b"PING", b"SUBSCRIB
 """What a server does all the same, so that connections are made and a name alone does not show the trouble."""
 
 
-class AnsweringProxy:
+class AnsweringProxy(Proxy):
     """Forwards command after command to a port of this machine. While `answer` is set, that is the reply to all others.
 
     A connection that subscribes is passed on as it is. With `move` only the connections that are open then get the
@@ -36,45 +38,25 @@ class AnsweringProxy:
     """
 
     def __init__(self, target: int) -> None:
+        super().__init__(target)
         self.answer = ""
         self.refused: list[bytes] = []
         """The commands that were answered so."""
-        self._target = target
         self._is_moved = False
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def url(self) -> str:
-        """The address that clients behind the proxy connect to."""
-        assert self._server is not None, "the proxy is used inside `async with`"
-        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
     def move(self, target: int) -> None:
         """Let new connections lead to another server, which answers itself."""
-        self._target = target
+        super().move(target)
         self._is_moved = True
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        far_writer = None
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-            await self._pass(reader, writer, far_reader, far_writer, answers=not self._is_moved)
-        except (OSError, asyncio.CancelledError):
-            pass  # one end is gone, or the test is over
-        finally:
-            self._tasks.discard(task)
-            for end in (writer, far_writer):
-                if end is not None:
-                    end.transport.abort()
-
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, far_reader: asyncio.StreamReader,
-        far_writer: asyncio.StreamWriter, *, answers: bool,
-    ) -> None:  # fmt: skip
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+    ) -> None:
+        answers = not self._is_moved
         requests, replies = hiredis.Reader(), hiredis.Reader()
         while data := await reader.read(1 << 16):
             requests.feed(data)
@@ -87,7 +69,7 @@ class AnsweringProxy:
                     continue
                 far_writer.write(hiredis.pack_command(tuple(command)))  # type: ignore[no-untyped-call]
                 if name in (b"SUBSCRIBE", b"SSUBSCRIBE"):
-                    await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+                    await super()._pass(reader, writer, far_reader, far_writer)
                     return
                 await self._one_reply(replies, far_reader, writer)
 
@@ -98,26 +80,6 @@ class AnsweringProxy:
             if replies.gets() is not False:
                 return
         raise ConnectionResetError("the server has closed the connection")
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Forward one direction until it ends."""
-    with suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
 
 
 @contextmanager
