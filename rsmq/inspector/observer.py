@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from rsmq.errors import ConfigError
-from rsmq.inspector.schedules import ScheduleState, look_up
+from rsmq.inspector.schedules import ScheduleState, schedules_of
 from rsmq.inspector.state import (
     UNKNOWN,
     GroupState,
@@ -73,9 +73,9 @@ class Observer:
         """Why topics are missing in the snapshots: another client has written into their records."""
         return self._topics.unreadable
 
-    async def schedules(self) -> list[ScheduleState]:
-        """The schedules of all topics: one command a partition."""
-        return await look_up(self._client, self._keys, self._topics)
+    async def schedules(self, seen: Snapshot) -> list[ScheduleState]:
+        """The schedules of the topics of a snapshot: one exchange more."""
+        return await schedules_of(self._client, self._keys, [each.topic for each in seen.topics])
 
     async def _groups(
         self, topics: Sequence[TopicState], rows: Sequence[Sequence[Row]]

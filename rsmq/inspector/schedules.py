@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -12,7 +12,7 @@ from rsmq.model.keys import Keys, check_name
 from rsmq.model.schedule_run import ScheduleRun, read_runs
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Topic, Topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,15 @@ class ScheduleState:
 
 
 async def look_up(client: Client, keys: Keys, topics: Topics, name: str | None = None) -> list[ScheduleState]:
-    """The schedules of one topic, or of all, by topic and name. Costs one command a partition."""
-    found = await topics.find_all(await topics.names() if name is None else [check_name("topic", name)])
-    partitions = [(topic.name, number) for topic in found for number in topic.numbers]
+    """The schedules of one topic, or of all, by topic and name."""
+    return await schedules_of(
+        client, keys, await topics.find_all(await topics.names() if name is None else [check_name("topic", name)])
+    )
+
+
+async def schedules_of(client: Client, keys: Keys, topics: Sequence[Topic]) -> list[ScheduleState]:
+    """The schedules of these topics, by topic and name: one exchange, of a command for each partition."""
+    partitions = [(topic.name, number) for topic in topics for number in topic.numbers]
     time, *replies = await ask_all(client, [("TIME",), *(("HGETALL", keys.every(*each)) for each in partitions)])
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
     states = list[ScheduleState]()

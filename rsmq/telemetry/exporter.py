@@ -125,7 +125,7 @@ async def group_samples(observer: Observer) -> list[Sample]:
     seen = await observer.snapshot()
     samples = [sample for topic in seen.topics for sample in of_topic(topic)]
     samples += [sample for group in seen.groups for sample in of_group(group, members_of(seen, group))]
-    samples += of_schedules(await observer.schedules())
+    samples += of_schedules(await observer.schedules(seen))
     return [*samples, Sample(metric.ASKING, (), monotonic() - started)]
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 import anyio
 from pydantic_core import from_json
 
-from rsmq.errors import BrokerError, ConfigError
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.handler.failure import describe
 from rsmq.handler.schedule import EncodedPayload, Schedule, build_schedule, read_rule
 from rsmq.redis.leadership import RENEW, Leadership
 from rsmq.redis.server_context import ServerContext
@@ -22,6 +23,8 @@ LOOK_EVERY: Final = 5.0
 """Seconds between two looks for added schedules while there are none: a command for each worker."""
 MOST: Final = 100
 """Schedules of one turn."""
+UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""What it raises to read a record that another client has written."""
 AUDIT_EVERY: Final = 300.0
 """Seconds between two comparisons of the index with the schedules, which are in other slots of a cluster."""
 
@@ -38,7 +41,7 @@ class AddedSchedules:
         self._client = context.client
         self._index = context.keys.schedules
         self._check = check
-        self._said = set[str]()
+        self._said = set[bytes]()
         self._audited = 0.0
 
     async def run(self) -> None:
@@ -77,16 +80,23 @@ class AddedSchedules:
         return 0.0 if len(due) == MOST else RENEW
 
     async def _serve(self, member: bytes) -> float | None:
-        """Seconds until the next look; None for one that is not there any more."""
+        """Seconds until the next look; None for one that is not there any more.
+
+        A schedule that cannot be read or published costs itself. Raises BrokerUnavailable: the others wait as well.
+        """
         topic, name, key = [*member.decode(errors="replace").split("|", 2), "", ""][:3]
         try:
             schedule = await self._schedule(topic, name, key or None)
-            return None if schedule is None else await self._check(schedule)
-        except (ConfigError, ValueError, TypeError) as error:
-            if name not in self._said:
-                self._said.add(name)
-                log.error("schedule %s of %s, which was added, cannot be read: %s", name, topic, error)
+            pause = None if schedule is None else await self._check(schedule)
+        except BrokerUnavailable:
+            raise
+        except (BrokerError, ConfigError, *UNREADABLE) as error:
+            if member not in self._said:
+                self._said.add(member)
+                log.error("schedule %s of %s, which was added, cannot be published: %s", name, topic, describe(error))
             return LOOK_EVERY * 12
+        self._said.discard(member)
+        return pause
 
     async def _schedule(self, topic: str, name: str, key: str | None) -> Schedule | None:
         """The schedule as it was added."""
@@ -96,24 +106,7 @@ class AddedSchedules:
         number = found.open_block().partition_for(name if key is None else key)
         fields = (f"added|{name}", f"rule|{name}")
         definition, rule = await self._client.execute_command("HMGET", self._context.keys.every(topic, number), *fields)
-        if not definition or not rule:
-            return None
-        given: dict[str, Any] = from_json(definition)
-        when = read_rule(rule.decode())
-        span = given.get("expires_ms")
-        payload = EncodedPayload(b64decode(given["payload"]), str(given["type"]))
-        return build_schedule(
-            lambda: payload,
-            when.cron or timedelta(milliseconds=when.every_ms or 0),
-            topic,
-            name=name,
-            key=key,
-            headers=given.get("headers"),
-            missed=given.get("missed", "latest"),
-            timezone=when.timezone or "UTC",
-            expires=None if span is None else timedelta(milliseconds=span),
-            on_expiry=given.get("on_expiry"),
-        )
+        return None if not definition or not rule else read_schedule(topic, name, key, definition, rule)
 
     async def _audit(self) -> None:
         """Add to the index what it has lost: in a failover, or because a process died between two writes."""
@@ -136,3 +129,23 @@ class AddedSchedules:
 
     def __repr__(self) -> str:
         return "<AddedSchedules>"
+
+
+def read_schedule(topic: str, name: str, key: str | None, definition: bytes, rule: bytes) -> Schedule:
+    """A schedule from its records. Raises ConfigError, or one of UNREADABLE for what rsmq has not written."""
+    given: dict[str, Any] = from_json(definition)
+    when = read_rule(rule.decode())
+    span = given.get("expires_ms")
+    payload = EncodedPayload(b64decode(given["payload"], validate=True), str(given["type"]))
+    return build_schedule(
+        lambda: payload,
+        when.cron or timedelta(milliseconds=when.every_ms or 0),
+        topic,
+        name=name,
+        key=key,
+        headers=given.get("headers"),
+        missed=given.get("missed", "latest"),
+        timezone=when.timezone or "UTC",
+        expires=None if span is None else timedelta(milliseconds=span),
+        on_expiry=given.get("on_expiry"),
+    )

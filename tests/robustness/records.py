@@ -26,7 +26,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("job|orders.0", "out|orders.0|billing", "stray|1"),
     "every": (
         "last|clock", "rule|clock", "owner|clock", "until|clock", "run|clock", "paused|clock", "set|clock",
-        "history|clock", "failures|clock", "trace|clock",
+        "history|clock", "failures|clock", "trace|clock", "served|clock", "added|clock",
     ),
     "relayed": ("rows|db", "turn|db"),
     "lease": ("owner", "epoch", "until_ms", "reader", "before", "ttl", "clock", "starts", "call", "run"),

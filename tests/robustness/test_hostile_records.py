@@ -27,6 +27,7 @@ from rsmq.inspector import Inspector
 from rsmq.inspector.doctor.facts import gather
 from rsmq.inspector.doctor.foreign_keys import foreign_keys
 from rsmq.inspector.doctor.rules import judge
+from rsmq.inspector.observer import Observer
 from rsmq.inspector.retention_holds import retention_holds
 from rsmq.inspector.schedules import look_up
 from rsmq.model.keys import Keys
@@ -35,6 +36,7 @@ from rsmq.redis.outboxes import read_outboxes
 from rsmq.redis.preflight import Finding
 from rsmq.redis.streams import ensure_groups, trim
 from rsmq.redis.topics import Topic
+from rsmq.telemetry.exporter import group_samples
 from tests.robustness.records import (
     HASHES,
     NO_RECORDS,
@@ -76,11 +78,13 @@ async def everything(broker: Broker) -> list[Reader]:
     client, keys, settings = broker.client, broker.keys, broker.settings
     topics = await broker.topics.find_all(["orders", "others"])
     inspector, clients, now = Inspector(client, keys, settings), MqttClients(client, keys), timedelta(0)
+    observer = Observer(client, keys, settings)
 
     readers: list[Reader] = [
         lambda: inspector.snapshot(),
         lambda: inspector.members(),
         lambda: look_up(client, keys, broker.topics),
+        lambda: group_samples(observer),
         lambda: judged(broker, now),
         lambda: foreign_keys(client, keys),
         lambda: read_members(client, keys, "orders", "billing"),

@@ -13,7 +13,7 @@ import anyio
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.inspector.doctor.mqtt import MqttFacts, mqtt_facts
 from rsmq.inspector.observer import Observer
-from rsmq.inspector.schedules import ScheduleState, look_up
+from rsmq.inspector.schedules import ScheduleState
 from rsmq.inspector.state import TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.keys import Keys
@@ -21,7 +21,7 @@ from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic
 
 SAMPLE: Final = 50
 """Newest messages of a partition that are searched for a hot key."""
@@ -110,7 +110,7 @@ async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta
         without_ids=await topics_without_ids(client, keys, after.topics),
         mqtt=await mqtt_facts(client, keys),
         unreadable=observer.unreadable,
-        schedules=await look_up(client, keys, Topics(client, keys, settings)),
+        schedules=await observer.schedules(after),
     )
 
 
