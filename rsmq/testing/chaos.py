@@ -24,7 +24,6 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.own_tasks import Beside
 from rsmq.model.settings import Settings
-from rsmq.testing.harness import exit_unwrapped
 from rsmq.testing.ledger import Event, Ledger
 from rsmq.testing.proxy import Proxy
 from rsmq.testing.server import ThrowawayServer
@@ -78,7 +77,7 @@ class Chaos:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
-        return await exit_unwrapped(self._stack, kind, error, at)
+        return await self._stack.__aexit__(kind, error, at)
 
     # -- publishing -----------------------------------------------------------------------------------------------
 

@@ -185,7 +185,7 @@ class Harness:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
-        return await exit_unwrapped(self._stack, kind, error, at)
+        return await self._stack.__aexit__(kind, error, at)
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -389,15 +389,3 @@ def as_published(payload: Any) -> Any:
 
 def _listed(letters: Sequence[DeadLetter]) -> str:
     return "".join(f"\n  {each.topic}/{each.group} {each.reason}: {each.error}" for each in letters[:20])
-
-
-async def exit_unwrapped(
-    stack: AsyncExitStack, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-) -> bool | None:
-    """Leave `stack`. Task groups wrap errors that pass through them: the test's own error is raised unwrapped."""
-    try:
-        return await stack.__aexit__(kind, error, at)
-    except BaseExceptionGroup as group:
-        if error is not None and group.split(lambda leaf: leaf is error)[1] is None:
-            return False  # the error itself goes on
-        raise

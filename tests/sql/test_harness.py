@@ -59,7 +59,7 @@ async def test_rows_that_cannot_be_relayed_are_named_and_gone_with_the_test(
     outbox = Outbox(engine)
     broker = Broker()
     broker.include(outbox)
-    async with Harness(broker, url=rsmq_url, prefix=rsmq_prefix, patience="1s") as test:
+    async with Harness(broker, url=rsmq_url, prefix=rsmq_prefix, patience="3s") as test:
         await broker.topics.ensure("full", 1)
         await broker.topics.change("full", max_length=1, on_full="reject")
         async with async_sessionmaker(engine)() as session, session.begin():
