@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from copy import deepcopy
@@ -327,3 +328,40 @@ def test_worker_as_pid_1_stops_in_order(cli: Cli, start: Callable[..., Running],
     subprocess.run(["kill", "-TERM", child], check=True)
     assert running.end() == 0
     wait_until(lambda: cli.json("member", "list") == [], "it has left")
+
+
+BLOCKED_LOG = """
+import logging, pathlib, time
+from rsmq import Broker
+
+class Blocked(logging.Handler):
+    def emit(self, record):
+        while pathlib.Path("blocks").exists():
+            time.sleep(0.01)
+
+logging.getLogger("app").addHandler(Blocked())
+broker = Broker()
+
+@broker.handler("orders", group="billing")
+async def bill(order: dict) -> None:
+    logging.getLogger("app").warning("billing")
+    pathlib.Path("billed").touch()
+"""
+
+
+def test_a_handler_of_logging_that_blocks_fails_the_live_probe(
+    cli: Cli, start: Callable[..., Running], endpoint: EndpointClient
+) -> None:
+    """It blocks what logs, here the event loop: /livez says so, and passes again when it has ended."""
+    (cli.directory / "app.py").write_text(BLOCKED_LOG)
+    (cli.directory / "blocks").touch()
+    cli.environment |= {"RSMQ_METRICS": endpoint.address, "RSMQ_STALL_LIMIT": "PT0.5S"}
+    running = start("worker", "app:broker")
+    endpoint.expect("/readyz", 200)
+    cli.ok("publish", "orders", "{}")
+    endpoint.expect("/livez", 503)
+    (cli.directory / "blocks").unlink()
+    endpoint.expect("/livez", 200)
+    wait_until((cli.directory / "billed").exists, "the message is handled")
+    running.signal(signal.SIGTERM)
+    assert running.end() == 0
