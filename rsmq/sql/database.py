@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from sqlalchemy import Connection, Engine, create_engine, select
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -67,10 +69,15 @@ class Database:
 
     async def _within(self, engine: Engine | AsyncEngine, work: Callable[[Connection], T]) -> T:
         try:
-            if isinstance(engine, AsyncEngine):
-                async with engine.begin() as connection:
-                    return await connection.run_sync(work)
-            return await anyio.to_thread.run_sync(within, engine, work)
+            if isinstance(engine, Engine):
+                return await anyio.to_thread.run_sync(within, engine, work)
+            if self.dialect != "sqlite":
+                return await within_async(engine, work)
+            # a query that is cancelled half way leaves its lock on the file until Python collects its cursor
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            with anyio.CancelScope(shield=True):
+                result = await within_async(engine, work)
+            return result  # noqa: RET504 - for mypy a cancel scope may swallow an exception
         except DBAPIError as error:
             said = explained(error)
             if said is error and (error.connection_invalidated or isinstance(error, OperationalError)):
@@ -96,6 +103,12 @@ def within(engine: Engine, work: Callable[[Connection], T]) -> T:
     """One transaction of a plain engine."""
     with engine.begin() as connection:
         return work(connection)
+
+
+async def within_async(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
+    """One transaction of an async engine."""
+    async with engine.begin() as connection:
+        return await connection.run_sync(work)
 
 
 def read_identity(connection: Connection) -> uuid.UUID | None:
