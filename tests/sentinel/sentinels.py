@@ -162,12 +162,12 @@ class Border(Proxy):
             while data := await reader.read(1 << 16):
                 if any(mark in data for mark in PEERS):
                     self._peers.add(connection)
-                await self._pass(connection)
+                await self._until_whole(connection)
                 writer.write(data)
                 await writer.drain()
-        await self._pass(connection)
+        await self._until_whole(connection)
         writer.transport.abort()
 
-    async def _pass(self, connection: object) -> None:
+    async def _until_whole(self, connection: object) -> None:
         if connection in self._peers:
             await self._whole.wait()
