@@ -6,15 +6,18 @@ import codecs
 import errno
 import io
 import os
+import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pkgutil import resolve_name
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from rsmq.cli import index
 from rsmq.cli.failure import exit_code, leaves, print_error
@@ -36,6 +39,47 @@ COMMANDS: Final = {
     "schema": "rsmq.cli.schema:app", "message": "rsmq.cli.message:app", "new": "rsmq.cli.new:new",
 }  # fmt: skip
 """Where each command, or noun with commands, is. Those of extras and other distributions are entry points."""
+
+
+class ReaderLeft(Exception):
+    """The program that reads stdout, such as `head`, has ended: it wants no more."""
+
+
+class CommandLine(TyperGroup):
+    """The commands. Each ends when nothing reads its output any more."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the words of the command line. Prints the help."""
+        with until_reader_leaves():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, and write what is left in the buffer."""
+        with until_reader_leaves():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        return result
+
+
+@contextmanager
+def until_reader_leaves() -> Iterator[None]:
+    """Raise ReaderLeft for a write that failed because the reader of stdout has left, also in a task."""
+    try:
+        yield
+    except (BrokenPipeError, BaseExceptionGroup) as error:
+        if any(isinstance(each, BrokenPipeError) for each in leaves(error)) and is_reader_gone():
+            raise ReaderLeft from error
+        raise
+
+
+def is_reader_gone() -> bool:
+    """Whether the other end of the pipe behind stdout is closed."""
+    poll = select.poll()
+    try:
+        poll.register(1, 0)
+    except OSError:
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 @cache
@@ -60,6 +104,7 @@ def make_app(word: str | None = None) -> typer.Typer:
 def bare_app() -> typer.Typer:
     """The command line without a command."""
     app = typer.Typer(
+        cls=CommandLine,
         help=HELP,
         epilog="Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.",
         no_args_is_help=True,
@@ -153,6 +198,9 @@ def main() -> None:
         words = completed_words(os.environ)
         app = app_for(sys.argv[1:]) if words is None else make_app(words[0] if words[0] in known() else None)
         app(prog_name="rsmq")
+    except ReaderLeft:
+        drop_output()
+        sys.exit(0)
     except RsmqError as error:
         sys.exit(report(error))
     except KeyboardInterrupt:
@@ -164,8 +212,13 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer would fail again at the exit
+        drop_output()
         sys.exit(report(RsmqError(f"cannot write: {error.strerror}")))
+
+
+def drop_output() -> None:
+    """What is left in the buffer of stdout would fail again at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def open_standard_streams() -> None:

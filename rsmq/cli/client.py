@@ -9,6 +9,7 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import NotFound, ask_broker
+from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_json, print_line, print_result
 from rsmq.cli.parameters import Json, Url, noun
 from rsmq.cli.tables import print_rows
@@ -44,8 +45,8 @@ def list_(
     found, is_more = ask_broker(url, read)
     rows = [{"client": client, "gateway": gateway} for client, gateway in found]
     print_rows(rows, ("client", "gateway"), iter(found), "no MQTT client is connected", as_json=as_json)
-    if is_more and not as_json:
-        print_line(f"there are more clients: rsmq client list -n {most * 10}")
+    if is_more:
+        print_error(f"there are more clients: rsmq client list -n {most * 10}")
 
 
 @app.command("show", epilog="Example: rsmq client show sensor-7")

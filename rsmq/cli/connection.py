@@ -18,6 +18,7 @@ from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import GroupState
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
+from rsmq.model.words import suggestion
 from rsmq.redis.client.connector import Client, Connector, redact
 from rsmq.redis.embedded.server import EmbeddedServer, server_for
 from rsmq.redis.topics import Topic, Topics
@@ -50,8 +51,7 @@ class CommandConnection:
         """The topic. Raises NotFound."""
         topic = await self.topics.find(name)
         if topic is None:
-            known = ", ".join(await self.topics.names())
-            some = f"the topics are {known}" if known else asked("there are no topics", self.settings)
+            some = suggestion(name, await self.topics.names(), "topics") or asked("there are no topics", self.settings)
             raise NotFound(f"there is no topic {name!r}: {some}")
         return topic
 
@@ -62,8 +62,7 @@ class CommandConnection:
         for state in known:
             if state.name == group:
                 return state
-        names = ", ".join(state.name for state in known)
-        some = f"its groups are {names}" if names else "it has no groups"
+        some = suggestion(group, [state.name for state in known], "groups") or "it has no groups"
         raise NotFound(f"topic {topic!r} has no group {group!r}: {some}")
 
     async def check_unserved(self, topic: str, group: str | None = None) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import NotFound, ask_broker, asked
+from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import PAYLOAD, Json, Url, Yes, duration_option, noun, parse_headers, parse_payload
 from rsmq.cli.tables import print_rows
@@ -55,8 +56,8 @@ def list_(
     )  # fmt: skip
     nothing = asked("no device has letters" if waiting else "there are no devices", url)
     print_rows(devices, columns, rows, nothing, as_json=as_json)
-    if is_more and not as_json:
-        print_line(f"there are more devices: rsmq device list -n {most * 10}")
+    if is_more:
+        print_error(f"there are more devices: rsmq device list -n {most * 10}")
 
 
 @app.command("show", epilog="Example: rsmq device show phone-42 -n 5")
@@ -172,4 +173,4 @@ def as_object(letter: Letter) -> dict[str, Any]:
     except Malformed as error:
         return numbers | marks | {"malformed": str(error)}
     times = {"timestamp": letter.timestamp, "expires": letter.expires}
-    return numbers | marks | about | times | as_data(letter.data)
+    return numbers | marks | about | times | as_data(letter.data, letter.type)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
+from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import (
     AnyGroup,
@@ -27,6 +28,7 @@ from rsmq.cli.tables import print_rows, print_table
 from rsmq.dlq import DeadLetter, Selection, read_fields
 from rsmq.inspector.state import GroupState
 from rsmq.inspector.text import timestamp
+from rsmq.model.message import JSON
 from rsmq.model.words import count, duration, printable, shown
 
 MOST_SHOWN = 20
@@ -93,8 +95,8 @@ def list_(
     nothing = f"{topic}/{group} has no {some}dead letters"
     columns = ("id", "at", "reason", "#attempts", "key", "message id", "error")
     print_rows([as_object(each) for each in letters], columns, rows, nothing, as_json=as_json)
-    if total > len(letters) and wanted.is_all and not as_json:
-        print_line(f"{total - len(letters)} more: rsmq dlq list {topic} {group} -n {total}")
+    if total > len(letters) and wanted.is_all:
+        print_error(f"{total - len(letters)} more: rsmq dlq list {topic} {group} -n {total}")
 
 
 def list_groups(topic: str | None, url: str | None, as_json: bool) -> None:
@@ -122,6 +124,7 @@ def show(
     """One dead letter with its payload and where it came from."""
 
     async def read(connection: CommandConnection) -> DeadLetter | None:
+        await connection.group(topic, group)
         return await connection.dead_letters.get(await connection.topic(topic), group, letter)
 
     found = ask(url, read)
@@ -240,6 +243,6 @@ def purge(
 
 def as_object(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter as JSON, without the raw fields that it was read from."""
-    about = asdict(letter)
+    about, content_type = asdict(letter), dict(reversed(letter.fields)).get(b"type", JSON.encode())
     del about["fields"], about["data"]
-    return about | as_data(letter.data)
+    return about | as_data(letter.data, content_type.decode(errors="replace"))

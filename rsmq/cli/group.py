@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any, Final
 
 import typer
 
-from rsmq.cli.connection import CommandConnection, ask, asked
+from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
 from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import AnyTopic, GroupName, Json, TopicName, Url, Yes, noun, parse_start
 from rsmq.cli.tables import print_rows, print_table
 from rsmq.inspector import text
-from rsmq.inspector.state import GroupPartition, GroupState
-from rsmq.model.words import count, duration, printable
+from rsmq.inspector.state import GroupPartition, GroupState, Snapshot
+from rsmq.inspector.trend import GroupTrend, compare
+from rsmq.model.words import count, duration, number, printable
 from rsmq.redis.streams import delete_group, reset_group, set_paused
 
 app = noun("Groups: list, show, reset, pause, resume, delete.")
@@ -20,32 +22,50 @@ app = noun("Groups: list, show, reset, pause, resume, delete.")
 
 @app.command("list", epilog="Example: rsmq group list orders")
 def list_(topic: AnyTopic = None, url: Url = None, as_json: Json = False) -> None:
-    """All groups: messages that are unread, pending, waiting for a retry, or dead."""
+    """All groups with their backlog: messages that are unread, ready, running or waiting. And the dead letters."""
 
-    async def read(connection: CommandConnection) -> list[GroupState]:
+    async def read(connection: CommandConnection) -> Snapshot:
         if topic is not None:
             await connection.topic(topic)
-        return await connection.inspector.groups(topic)
+        return await connection.inspector.snapshot(None if topic is None else [topic])
 
-    states = ask(url, read)
-    rows = (
-        (state.topic, state.name, unread(state), state.pending, state.waiting_for_retry, state.dead_letters,
-         len(state.members), state.distribution, "paused" if state.is_paused else "")
-        for state in states
-    )  # fmt: skip
-    columns = ("topic", "group", "#unread", "#pending", "#retry", "#dead", "#members", "distribution", "state")
-    print_rows(states, columns, rows, asked("there are no groups", url), as_json=as_json)
+    found = ask(url, read)
+    groups = compare(None, found).groups
+    rows = ((each.topic, *group_row(each), each.distribution) for each in groups)
+    values = [as_object(state, group) for state, group in zip(found.groups, groups, strict=True)]
+    columns = ("topic", *COLUMNS, "distribution")
+    print_rows(values, columns, rows, asked("there are no groups", url), as_json=as_json)
 
 
 @app.command("show", epilog="Example: rsmq group show orders billing")
 def show(topic: TopicName, group: GroupName, url: Url = None, as_json: Json = False) -> None:
-    """One group, partition by partition: owner, epoch, lease, what is unread."""
-    state = ask(url, lambda connection: connection.group(topic, group))
+    """One group: its backlog, then partition by partition the owner, epoch, lease, and what is unread."""
+
+    async def read(connection: CommandConnection) -> Snapshot:
+        await connection.group(topic, group)
+        return await connection.inspector.snapshot([topic])
+
+    found = ask(url, read)
+    for state, trend in zip(found.groups, compare(None, found).groups, strict=True):
+        if state.name == group:
+            show_group(state, trend, as_json=as_json)
+            return
+    raise NotFound(f"group {group!r} of {topic!r} was deleted meanwhile")
+
+
+def show_group(state: GroupState, trend: GroupTrend, *, as_json: bool) -> None:
+    """Print one group."""
     if as_json:
-        print_json(state)
+        print_json(as_object(state, trend))
         return
-    print_line(f"{topic}/{group}: {state.distribution or 'never joined'}, {'paused' if state.is_paused else 'running'}")
+    print_line(f"{state.topic}/{state.name}: {state.distribution or 'never joined'}, {text.state(trend)}")
     print_line(f"members: {', '.join(state.members) or 'none'}")
+    waits = text.waiting(trend.work)
+    print_line(
+        f"backlog: {number(trend.backlog)}: {number(trend.unread)} unread, "
+        f"{number(trend.work.ready)} ready, {number(trend.work.running)} running, "
+        f"{number(trend.work.waiting)} waiting{f' ({waits})' if waits else ''}; oldest {text.age(trend.oldest)}"
+    )
     for held in state.holds:
         print_line(printable(text.held(held)))
     rows = (
@@ -123,6 +143,25 @@ def switch(topic: str, group: str, url: str | None, as_json: bool, *, paused: bo
     ask(url, act)
     word = "paused" if paused else "running"
     print_result({"topic": topic, "group": group, "is_paused": paused}, f"{topic}/{group} is {word}", as_json=as_json)
+
+
+COLUMNS: Final = (
+    "group", "state", "#backlog", "#unread", "#ready", "#running", "waiting", "#oldest", "#dead", "#members",
+)  # fmt: skip
+
+
+def group_row(group: GroupTrend) -> tuple[object, ...]:
+    """A group under COLUMNS."""
+    work = group.work
+    return (
+        group.name, text.state(group), number(group.backlog), number(group.unread), work.ready, work.running,
+        text.waiting(work) or "0", group.oldest, group.dead_letters, len(group.members),
+    )  # fmt: skip
+
+
+def as_object(state: GroupState, trend: GroupTrend) -> dict[str, Any]:
+    """A group as JSON: what the server has of it, and its backlog in the words of an operator."""
+    return asdict(state) | {"backlog": trend.backlog, "oldest": trend.oldest, "work": asdict(trend.work)}
 
 
 def unread(state: GroupState | GroupPartition) -> str:

@@ -14,7 +14,7 @@ from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, print_json, print_line, print_result
 from rsmq.cli.parameters import Json, TopicName, Url, duration_option, example, noun, parse_headers, time_option
 from rsmq.cli.pipeline import load
-from rsmq.cli.tables import print_table
+from rsmq.cli.tables import print_rows, print_table
 from rsmq.control import Answer, Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
 from rsmq.control.finder import Finder, Found
 from rsmq.control.search import STATES
@@ -135,12 +135,12 @@ def show(
     else:
         raise NotFound(f"there is no message {message}: `rsmq trace` looks among the dead letters, too")
     if as_json:
-        print_json(about | as_data(data))
+        print_json(about | as_data(data, about["type"]))
         return
     headers = about.pop("headers")
     for name, value in about.items():
         if value is not None:
-            print_line(f"{name}: {printable(str(value))}")
+            print_line(f"{name}: {printable(timestamp(value) if isinstance(value, datetime) else str(value))}")
     for name, value in headers.items():
         print_line(f"header {printable(name)}: {printable(value)}")
     print_line(f"data: {printable(data.decode(errors='backslashreplace'))}")
@@ -184,12 +184,9 @@ def find(
         (each.at, f"{each.partition}/{each.stream_id or '-'}", each.id, each.key, each.letter, preview(each.data))
         for each in found.hits
     )
-    if as_json:
-        hits = [hit_as_object(each) for each in found.hits]
-        print_json({"messages": hits, "looked_at": found.looked_at, "is_all": found.is_all})
-        return
     nothing = f"no such message among the {count(found.looked_at, 'message')} that were looked at"
-    print_table(("at", "stream id", "message id", "key", "dead letter", "data"), rows, nothing)
+    columns = ("at", "stream id", "message id", "key", "dead letter", "data")
+    print_rows([hit_as_object(each) for each in found.hits], columns, rows, nothing, as_json=as_json)
     if not found.is_all:
         print_error(f"not all was looked at ({count(found.looked_at, 'message')}): raise -n or --scan, or narrow it")
 
@@ -204,9 +201,9 @@ def hit_as_object(hit: Hit) -> dict[str, Any]:
     """A hit as JSON."""
     about = {
         "id": hit.id, "topic": hit.topic, "partition": hit.partition, "stream_id": hit.stream_id, "key": hit.key,
-        "state": hit.state, "at": hit.at, "letter": hit.letter,
+        "type": hit.type, "state": hit.state, "at": hit.at, "letter": hit.letter,
     }  # fmt: skip
-    return about | as_data(hit.data)
+    return about | as_data(hit.data, hit.type)
 
 
 @app.command("cancel", epilog="Example: rsmq message cancel 01980000-0000-7000-8000-000000000000 --topic orders")
@@ -271,7 +268,7 @@ def as_object(found: Found) -> dict[str, Any]:
     return {
         "id": message.id, "topic": found.topic.name, "partition": found.partition,
         "stream_id": None if found.stream_id is None else message.stream_id, "due": found.due, "key": message.key,
-        "type": message.type, "headers": message.headers, "published": timestamp(message.timestamp),
+        "type": message.type, "headers": message.headers, "published": message.timestamp,
     }  # fmt: skip
 
 

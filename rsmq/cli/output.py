@@ -7,20 +7,21 @@ from base64 import b64encode
 from typing import Any
 
 import typer
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError
+from rsmq.model.message import JSON
 
 
 def print_line(text: str) -> None:
-    """A line on stdout."""
-    typer.echo(text)
+    """A line on stdout, in its encoding: typer.echo would write UTF-8 where that is ASCII."""
+    print(text, flush=True)
 
 
 def print_json(value: Any, *, is_line: bool = False) -> None:
-    """A value as JSON: dataclasses as objects, times in ISO 8601. `is_line`: on one line."""
-    text = to_json(value, indent=None if is_line else 2, fallback=str)
-    typer.echo(text.decode())
+    """A value as JSON: dataclasses as objects, times in ISO 8601, durations as seconds. `is_line`: on one line."""
+    text = to_json(value, indent=None if is_line else 2, timedelta_mode="float", fallback=str)
+    print_line(text.decode())
 
 
 def print_result(value: Any, text: str, *, as_json: bool) -> None:
@@ -37,9 +38,17 @@ def confirm(question: str, *, is_agreed: bool) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def as_data(data: bytes | None) -> dict[str, Any]:
-    """A payload inside JSON: `data` where it is UTF-8, otherwise `data_base64`."""
+def as_data(data: bytes | None, content_type: str | None = JSON) -> dict[str, Any]:
+    """A payload inside JSON: `data` is its value where it is JSON, its text where it is only UTF-8, and null for a
+    message without a payload. What is neither is `data_base64`. `content_type`: None if it is not known."""
+    if data is None:
+        return {"data": None}
+    if content_type is None or content_type == JSON or content_type.endswith("+json"):
+        try:
+            return {"data": from_json(data, allow_inf_nan=False)}
+        except ValueError:
+            pass
     try:
-        return {"data": None if data is None else data.decode()}
+        return {"data": data.decode()}
     except UnicodeDecodeError:
-        return {"data_base64": b64encode(data or b"").decode()}
+        return {"data_base64": b64encode(data).decode()}

@@ -8,7 +8,8 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import ask_broker
-from rsmq.cli.output import as_data, confirm, print_line, print_result
+from rsmq.cli.failure import print_error
+from rsmq.cli.output import as_data, confirm, print_result
 from rsmq.cli.parameters import Json, Url, Yes, noun
 from rsmq.cli.tables import print_rows
 from rsmq.errors import ConfigError
@@ -58,8 +59,8 @@ def list_(
     )
     columns = ("topic", "#qos", "published", "expires", "payload")
     print_rows(found[:most], columns, rows, f"no retained message matches {printable(pattern)}", as_json=as_json)
-    if len(found) > most and not as_json:
-        print_line(f"there are more: rsmq retained list {printable(pattern)} -n {most * 10}")
+    if len(found) > most:
+        print_error(f"there are more: rsmq retained list {printable(pattern)} -n {most * 10}")
 
 
 @app.command("purge", epilog="Example: rsmq retained purge 'house/#' --yes")
@@ -83,7 +84,7 @@ def as_object(envelope: bytes) -> dict[str, Any]:
     expires = from_epoch_ms(int.from_bytes(envelope[7:13], "big")) if letter.flags & EXPIRES else None
     published = from_epoch_ms(int.from_bytes(envelope[1:7], "big"))
     about = {"topic": letter.topic, "qos": letter.flags & 3, "published_at": published, "expires": expires}
-    return about | as_data(letter.data)
+    return about | as_data(letter.data, None)
 
 
 def short(found: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from rsmq.errors import ConfigError
 from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.inspector.text import note_of, result_of, rules, timestamp
 from rsmq.model.duration import Duration
-from rsmq.model.words import duration
+from rsmq.model.words import duration, suggestion
 
 app = noun("Schedules: list, show, run, pause, resume, set, add, remove.")
 
@@ -145,7 +145,7 @@ async def one(connection: CommandConnection, topic: str, name: str) -> ScheduleS
     await connection.topic(topic)
     states = {each.name: each for each in await look_up(connection.client, connection.keys, connection.topics, topic)}
     if name not in states:
-        some = f"its schedules are {', '.join(sorted(states)[:5])}" if states else "it has no schedules"
+        some = suggestion(name, states, "schedules") or "it has no schedules"
         raise NotFound(f"topic {topic!r} has no schedule {name!r}: {some}")
     return states[name]
 

@@ -158,4 +158,4 @@ def as_object(partition: int, entry_id: bytes, message: Message | Malformed) -> 
     if isinstance(message, Malformed):
         return origin | {"malformed": str(message)}
     about = {"id": message.id, "key": message.key, "type": message.type, "headers": message.headers}
-    return origin | about | {"timestamp": message.timestamp} | as_data(message.data)
+    return origin | about | {"timestamp": message.timestamp} | as_data(message.data, message.type)

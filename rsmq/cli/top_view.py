@@ -18,6 +18,11 @@ HELP: Final = "q quit  s sort  / filter  i idle  ↑↓ choose  ⏎ open  esc ba
 OPENED: Final = "q quit  ↑↓ scroll  esc back"
 NUMBERS: Final = 7
 """Width of a column with numbers."""
+LEAST_NAME: Final = 10
+STATE_WIDTH: Final = 8
+ALWAYS: Final = ("out/s", "unread", "ready", "running", "waiting", "oldest", "dead")
+IF_ROOM: Final = {"trend": 26, "in/s": NUMBERS, "owned": NUMBERS}
+"""Columns of a list where the window has room for them, with their widths."""
 MOST_HOLDS: Final = 5
 """Lines of a page."""
 STATES: Final = {"paused": "yellow", "unserved": "red", "running": "green"}
@@ -113,20 +118,48 @@ def settled(view: TopView, board: Board, room: int) -> TopView:
     return replace(view, cursor=min(max(view.cursor, 0), max(lines, 0)))
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The width of the names of a list of groups, and the columns after them for which there is room."""
+
+    name: int
+    more: tuple[str, ...]
+
+
+def columns_of(groups: Sequence[GroupTrend], width: int) -> Columns:
+    """Names are cut only where the window has no room for them and the columns that are always there."""
+    room = max(LEAST_NAME, width - 1 - STATE_WIDTH - len(ALWAYS) * (NUMBERS + 1))
+    longest = max((len(name_of(group)) for group in groups), default=LEAST_NAME)
+    name, more = min(max(longest, LEAST_NAME), room), list[str]()
+    left = room - name
+    for column, wide in IF_ROOM.items():
+        if wide + 1 <= left:
+            left -= wide + 1
+            more.append(column)
+    return Columns(name, tuple(more))
+
+
+def name_of(group: GroupTrend) -> str:
+    """Topic and name of a group."""
+    return printable(f"{group.topic}/{group.name}")
+
+
 def picture(board: Board, view: TopView, title: str, width: int, height: int) -> list[Text]:
     """The lines of the window: never more, and none wider, than it has room for."""
     lines = [Text(title, style="bold"), totals(board)]
     room = max(height - 5, 1)
     if view.opened is not None:
-        page = page_of(board, view.opened)
+        page = page_of(board, view.opened, width)
         lines += [Text(), *page[view.cursor : view.cursor + room + 1]]
         last = Text(OPENED, style="dim")
     else:
         groups, idle = chosen(board, view)
         first = max(0, min(view.cursor - room // 2, len(groups) - room))
-        lines.append(heading(width))
+        columns = columns_of(groups[first : first + room], width)
+        rates = {topic.name: topic.rate_in for topic in board.topics}
+        lines.append(heading(columns))
         for at, group in enumerate(groups[first : first + room], first):
-            line = row(group, width)
+            line = row(group, columns, rates.get(group.topic))
             if at == view.cursor:
                 line.stylize("reverse")
             lines.append(line)
@@ -165,28 +198,25 @@ def folded(groups: Sequence[GroupTrend], idle: int, view: TopView) -> Text:
     return Text(" · ".join(parts), style="dim")
 
 
-def heading(width: int) -> Text:
+def heading(columns: Columns) -> Text:
     """The names of the columns."""
-    names = ("out/s", "unread", "ready", "running", "waiting", "oldest", "dead")
-    return Text(f"{'group':<{name_width(width)}} {'state':<8}" + "".join(f" {each:>{NUMBERS}}" for each in names),
-                style="bold")  # fmt: skip
+    more = "".join(f" {each:>{IF_ROOM[each]}}" for each in columns.more)
+    numbers = "".join(f" {each:>{NUMBERS}}" for each in ALWAYS)
+    return Text(f"{'group':<{columns.name}} {'state':<{STATE_WIDTH}}{numbers}{more}", style="bold")
 
 
-def name_width(width: int) -> int:
-    """What the numbers leave for the name."""
-    return max(10, min(60, width - 9 - 7 * (NUMBERS + 1)))
-
-
-def row(group: GroupTrend, width: int) -> Text:
-    """A group in one line."""
-    room, name, state = name_width(width), printable(f"{group.topic}/{group.name}"), text.state(group)
+def row(group: GroupTrend, columns: Columns, rate_in: float | None) -> Text:
+    """A group in one line. `rate_in` is that of its topic."""
+    room, name, state = columns.name, name_of(group), text.state(group)
     line = Text(f"{name if len(name) <= room else name[: room - 1] + '…':<{room}} ")
-    line.append(f"{state:<8}", style=STATES[state])
+    line.append(f"{state:<{STATE_WIDTH}}", style=STATES[state])
     work = group.work
     cells = [text.rate(group.rate_out), *map(short, (group.unread, work.ready, work.running, work.waiting)),
              text.age(group.oldest)]  # fmt: skip
     line.append("".join(f" {cell:>{NUMBERS}}" for cell in cells))
     line.append(f" {short(group.dead_letters):>{NUMBERS}}", style="red" if group.new_dead_letters else "")
+    more = {"trend": text.trend(group), "in/s": text.rate(rate_in), "owned": f"{group.owned}/{len(group.shares)}"}
+    line.append("".join(f" {more[each]:>{IF_ROOM[each]}}" for each in columns.more))
     return line
 
 
@@ -197,7 +227,7 @@ def short(value: int | None) -> str:
     return f"{value / 1e6:.1f}M" if value < 1_000_000_000 else f"{value / 1e9:.1f}G"
 
 
-def page_of(board: Board, opened: tuple[str, str]) -> list[Text]:
+def page_of(board: Board, opened: tuple[str, str], width: int = 80) -> list[Text]:
     """All of one group: what it does, its members, its partitions."""
     found = next((group for group in board.groups if (group.topic, group.name) == opened), None)
     name = printable("/".join(opened))
@@ -213,9 +243,11 @@ def page_of(board: Board, opened: tuple[str, str]) -> list[Text]:
         Text(), Text("members", style="bold"),
     ]  # fmt: skip
     lines += [member(each) for each in found.members] or [Text("none", style="red")]
-    lines += [Text(), Text(f"{'part.':>5} {'owner':<28} {'unread':>7} {'oldest':>7} {'pending':>7} {'retry':>7} "
-                           f"{'dead':>7}", style="bold")]  # fmt: skip
-    return lines + [share(each) for each in found.shares]
+    room = max(LEAST_NAME, width - 6 - 5 * (NUMBERS + 1))
+    owner = min(room, max((len(owner_of(each)) for each in found.shares), default=LEAST_NAME))
+    names = "".join(f" {each:>{NUMBERS}}" for each in ("unread", "oldest", "pending", "retry", "dead"))
+    lines += [Text(), Text(f"{'part.':>5} {'owner':<{owner}}{names}", style="bold")]
+    return lines + [share(each, owner) for each in found.shares]
 
 
 def member(each: MemberState) -> Text:
@@ -229,9 +261,14 @@ def member(each: MemberState) -> Text:
     return Text(f"{printable(each.id)}  {running}{rate}{lag}  partitions {parts}")
 
 
-def share(each: GroupPartition) -> Text:
-    """A partition in one line."""
-    owner = printable(each.owner)[:28] if each.is_owned else "none"
+def owner_of(each: GroupPartition) -> str:
+    """The member with a running lease."""
+    return printable(each.owner) if each.is_owned else "none"
+
+
+def share(each: GroupPartition, width: int) -> Text:
+    """A partition in one line; `width` is that of its owner."""
     cells = (short(each.unread if each.is_unread_exact else None), text.age(each.oldest), short(each.pending),
              short(each.waiting_for_retry), short(each.dead_letters))  # fmt: skip
-    return Text(f"{each.partition:>5} {owner:<28}" + "".join(f" {cell:>7}" for cell in cells))
+    numbers = "".join(f" {cell:>{NUMBERS}}" for cell in cells)
+    return Text(f"{each.partition:>5} {owner_of(each)[:width]:<{width}}{numbers}")

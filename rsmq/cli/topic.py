@@ -11,11 +11,13 @@ import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
 from rsmq.cli.failure import print_error
+from rsmq.cli.group import COLUMNS, group_row
 from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
 from rsmq.cli.tables import print_rows, print_table
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
-from rsmq.inspector.state import TopicState
+from rsmq.inspector.state import Snapshot, TopicState
+from rsmq.inspector.trend import compare
 from rsmq.model.words import count, duration, number, shown
 from rsmq.redis.layouts import describe_unaware
 from rsmq.redis.topics import Topic, Topics
@@ -39,13 +41,22 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 
 @app.command("show", epilog="Example: rsmq topic show orders")
 def show(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
-    """One topic: its limits and its partitions."""
-    state = ask(url, lambda connection: find(connection, topic))
+    """One topic: its limits, its groups with their backlog, and its partitions."""
+
+    async def read(connection: CommandConnection) -> Snapshot:
+        await connection.topic(topic)
+        return await connection.inspector.snapshot([topic])
+
+    found = ask(url, read)
+    if not found.topics:
+        raise NotFound(f"topic {topic!r} was deleted meanwhile")
+    (state,) = found.topics
     if as_json:
         print_json(state)
         return
     describe(state.topic)
-    print_line(f"groups: {', '.join(state.groups) or 'none'}")
+    print_table(COLUMNS, map(group_row, compare(None, found).groups), "groups: none")
+    print_line("")
     rows = ((each.partition, each.length, each.first_id, each.last_id, each.delayed) for each in state.partitions)
     print_table(("#partition", "#messages", "first id", "last id", "#delayed"), rows, "it has no partitions")
 

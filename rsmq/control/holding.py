@@ -12,7 +12,7 @@ from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.held_name import EVERYTHING, HeldName, bounded_name
 from rsmq.model.keys import Keys
-from rsmq.model.words import duration
+from rsmq.model.words import duration, suggestion
 from rsmq.redis.client.connector import Client
 from rsmq.redis.holds import hold_name, holds_of
 from rsmq.redis.streams import group_names
@@ -69,9 +69,8 @@ class Holding:
     async def _groups(self, topic: Topic, group: str | None) -> Sequence[str]:
         names = sorted(await group_names(self._client, self._keys, topic.name, 0))
         if group is not None and group not in names:
-            raise ConfigError(
-                f"topic {topic.name!r} has no group {group!r}: its groups are {', '.join(names) or 'none'}"
-            )
+            some = suggestion(group, names, "groups") or "it has no groups"
+            raise ConfigError(f"topic {topic.name!r} has no group {group!r}: {some}")
         if not names:
             raise ConfigError(f"topic {topic.name!r} has no group yet: start a worker with a handler for it")
         return names if group is None else [group]

@@ -13,7 +13,7 @@ from rsmq.dlq.selection import FieldCondition
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
 from rsmq.model.keys import Keys
-from rsmq.model.message import Message
+from rsmq.model.message import JSON, Message
 from rsmq.model.packing import unpack_fields
 from rsmq.model.stream_id import is_stream_id
 from rsmq.redis.client.connector import Client
@@ -79,6 +79,7 @@ class Hit:
     at: datetime
     data: bytes
     letter: str | None = None
+    type: str = JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +146,11 @@ class Search:
         stream_id = None if self._state == "delayed" else message.stream_id
         at = from_epoch_ms(min(ms, LATEST_MS))
         return [
-            Hit(self._topic.name, partition, message.id, stream_id, message.key, self._state, at, message.data, letter)
-        ]
+            Hit(
+                self._topic.name, partition, message.id, stream_id, message.key, self._state, at, message.data, letter,
+                message.type,
+            )
+        ]  # fmt: skip
 
     async def _pages(self, partition: int, wanted: Criteria) -> AsyncIterator[list[Row]]:
         """All messages of a partition in this state, page by page."""

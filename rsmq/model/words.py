@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 LONGEST_SHOWN: Final = 80
 """Characters of an id or a key in a log line: another client may store a megabyte."""
+MOST_NAMES: Final = 5
+"""Names in an error: there may be thousands."""
 UNITS: Final = ((86400, "day", "days"), (3600, "h", "h"), (60, "min", "min"))
 
 
@@ -76,3 +80,14 @@ def installed(package: str) -> str:
 def printable(text: str) -> str:
     """Text without control characters: payloads and keys may come from anywhere, and must not control the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def suggestion(wanted: str, known: Collection[str], several: str) -> str:
+    """What to say after "there is no such topic": names that look like the one that was `wanted`, or the first ones,
+    at most five. `several`: what they are, such as `topics`. Empty if there are none."""
+    near = difflib.get_close_matches(wanted, known, MOST_NAMES)
+    if near:
+        return f"did you mean {' or '.join((', '.join(near[:-1]), near[-1])) if near[1:] else near[0]}?"
+    some, more = sorted(known)[:MOST_NAMES], len(known) - MOST_NAMES
+    rest = f" and {number(more)} more" if more > 0 else ""
+    return f"the {several} are {', '.join(some)}{rest}" if some else ""

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 from tenacity import stop_after_delay
 
-from rsmq.errors import BrokerUnavailable, ConfigError
+from rsmq.errors import BrokerUnavailable, ConfigError, RsmqError
 from rsmq.model.clock import LATEST_MS, awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import NAME, Keys, check_name
@@ -20,7 +21,7 @@ from rsmq.model.layout import NO_LAYOUT, Block, Layout, made_with, read_layout, 
 from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.record import exact_text, text, whole
 from rsmq.model.settings import Settings
-from rsmq.model.words import count
+from rsmq.model.words import count, suggestion
 from rsmq.redis.client.connector import Client, retrying
 from rsmq.redis.layouts import change_layout, prepare_groups, unaware_members
 from rsmq.redis.pubsub import announce
@@ -214,7 +215,12 @@ class Topics:
         """The topic. Raises ConfigError if it does not exist."""
         topic = await self.find(name)
         if topic is None:
-            raise ConfigError(f"there is no topic {name!r}: see `rsmq topic list`")
+            known = list[str]()
+            with suppress(RsmqError):  # this user may not list them
+                known = await self.names()
+            raise ConfigError(
+                f"there is no topic {name!r}: {suggestion(name, known, 'topics') or 'see `rsmq topic list`'}"
+            )
         return topic
 
     def _cached(self, name: str) -> Topic | None:

@@ -93,7 +93,7 @@ async def test_schedule_is_run_now_once_beside_its_ticks(server_url: str, prefix
             await broker.schedules.run("ticks", "clock")
             await seen(2)
     wrong = await anyio.to_thread.run_sync(cli, "schedule", "run", "ticks", "watch")
-    assert (wrong.returncode, "its schedules are clock" in wrong.stderr) == (1, True)
+    assert (wrong.returncode, "the schedules are clock" in wrong.stderr) == (1, True)
 
 
 async def test_schedule_without_readable_rule_is_listed(server_url: str, prefix: str) -> None:

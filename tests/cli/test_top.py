@@ -176,6 +176,21 @@ def test_picture_fits_into_any_window_after_any_keys(keys: list[str], width: int
     assert press(TopView(), "q", BOARD, 1).is_done
 
 
+def test_names_are_cut_only_where_there_is_no_room() -> None:
+    """A wide window shows whole names and all columns of the docs; a narrow one cuts names to keep the numbers."""
+    wide, narrow = (picture(BOARD, TopView(), "title", width, 20) for width in (400, 80))
+    assert wide[2].plain.split() == [
+        "group", "state", "out/s", "unread", "ready", "running", "waiting", "oldest", "dead", "trend", "in/s", "owned",
+    ]  # fmt: skip
+    assert f"t09/{'g' * 200} " in wide[3].plain
+    assert (len(narrow[3].plain), narrow[3].plain.split()[0][-2:]) == (80, "g…")
+    assert narrow[2].plain.split()[-1] == "dead"
+    opened = picture(BOARD, TopView(opened=("t09", "g" * 200)), "title", 400, 40)
+    assert any(
+        line.plain.split() == ["part.", "owner", "unread", "oldest", "pending", "retry", "dead"] for line in opened
+    )
+
+
 def test_keys_of_a_terminal_are_read_one_by_one() -> None:
     """Also several at once, and sequences that are not known."""
     assert keys_of("a\x1b[A\x1b[6~\x1bOB\r\x1b") == ["a", "up", "page down", "down", "enter", "esc"]

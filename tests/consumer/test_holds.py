@@ -300,7 +300,7 @@ def test_impossible_values_are_refused(make_it: Callable[[], object], problem: s
 async def test_impossible_holds_by_command_are_refused(make: Make) -> None:
     """With what there is."""
     async with make(Provider(), rate=Rate(5, by=provider)).running() as broker:
-        with pytest.raises(ConfigError, match="has no group 'x': its groups are g"):
+        with pytest.raises(ConfigError, match="has no group 'x': the groups are g"):
             await broker.hold("t", "twilio", "1s", group="x")
         with pytest.raises(ConfigError, match="a hold for 0 s is not possible"):
             await broker.hold("t", "twilio", "0s")

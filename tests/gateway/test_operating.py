@@ -172,7 +172,7 @@ async def test_retained_messages_are_listed_and_purged(
     code, out, _ = await run(server, fleet_prefix, "retained", "list", f"{name}/#", "--json")
     assert code == 0
     assert sorted((each["topic"], each["data"], each["qos"]) for each in json.loads(out)) == [
-        (f"{name}/{number}", str(number), 1) for number in range(3)
+        (f"{name}/{number}", number, 1) for number in range(3)
     ]
     code, out, _ = await run(server, fleet_prefix, "retained", "purge", f"{name}/+", "--yes")
     assert (code, out) == (0, "removed 3 retained messages\n")

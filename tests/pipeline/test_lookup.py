@@ -110,4 +110,4 @@ def test_commands_look_in_the_archive(shelf: Shelf, server_url: str) -> None:
         for command in (["trace", *given], ["message", "show", *given])
     )
     assert (traced["state"], f"{traced['partition']}/{traced['stream_id']}") == ("archived", at)
-    assert (shown["id"], shown["data"], shown["headers"]) == (mine, '{"n": 1}', {"h": "x"})
+    assert (shown["id"], shown["data"], shown["headers"]) == (mine, {"n": 1}, {"h": "x"})
