@@ -15,7 +15,7 @@ from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.packing import unpack_fields
 from rsmq.model.record import whole
-from rsmq.model.stream_id import LOCATED_ID, is_stream_id, sent_ms
+from rsmq.model.stream_id import LOCATED_ID, is_stream_id, parse_stream_id, sent_ms
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FIND_DELAYED, FIND_ENTRY
 from rsmq.redis.topics import Topic
@@ -196,10 +196,15 @@ class Finder:
                 return None
             offset += PAGE
 
-    async def oldest_id(self, stream: str) -> bytes:
-        """The oldest entry of a stream, or empty."""
+    async def kept_from(self, topic: str, partition: int) -> bytes:
+        """The oldest entry of a partition of which retention has removed none behind it; empty for an empty one."""
+        stream, removed = self._keys.stream(topic, partition), self._keys.removed(topic, partition)
         entries = await self._client.execute_command("XRANGE", stream, "-", "+", "COUNT", 1)
-        return bytes(entries[0][0]) if entries else b""
+        if not entries:
+            return b""
+        cut = await self._client.execute_command("HGET", removed, "cut")  # it removes between those that wait, up to it
+        oldest = bytes(entries[0][0])
+        return max(oldest, cut, key=parse_stream_id) if cut and is_stream_id(cut) else oldest
 
     def __repr__(self) -> str:
         return f"<Finder under {self._keys.prefix}>"

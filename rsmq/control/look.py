@@ -100,7 +100,7 @@ class Look:
         match = LOCATED_ID.fullmatch(message_id)
         field, value = ("id", message_id) if match is None else ("dlq.origin", match[2])
         for number in numbers:
-            firsts.append(await self._finder.oldest_id(self._keys.stream(topic.name, number)))
+            firsts.append(await self._finder.kept_from(topic.name, number))
             dead = list[GroupStatus]()
             for group in await group_names(self._client, self._keys, topic.name, number):
                 start = str(max(0, (time or 0) - 60_000))

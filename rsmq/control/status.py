@@ -219,7 +219,8 @@ def text(raw: bytes) -> str:
 
 
 def removed_or_unknown(sent_ms: int | None, firsts: Sequence[Any]) -> State:
-    """Of a message that was not found. `firsts`: the oldest stream id of each partition where it could be, or empty."""
+    """Of a message that was not found. `firsts`: of each partition where it could be, the stream id from which on
+    nothing was removed, or empty."""
     if sent_ms is None or not firsts:  # its partition does not exist
         return "unknown"
     oldest = [parse_stream_id(first)[0] for first in firsts if first]

@@ -110,7 +110,8 @@ class Keys:
         return f"{self.stream(topic, partition)}:marks"
 
     def removed(self, topic: str, partition: int) -> str:
-        """Hash: `own`, entries that retention has removed; `seen|group`, removals by others that it has counted."""
+        """Hash: `own`, entries that retention has removed; `cut` and `left`, where it removed between those that wait;
+        `seen|group`, removals by others that the owner has counted."""
         return f"{self.stream(topic, partition)}:removed"
 
     def archived(self, topic: str, partition: int) -> str:

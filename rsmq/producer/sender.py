@@ -201,7 +201,7 @@ class Sender:
         if not batch.has_made_room:
             batch.has_made_room = True
             try:
-                _, removed, _ = await trim(
+                _, removed, *_ = await trim(
                     self._client, self._keys, topic.name, batch.partition, keep_age_ms=0, keep_length=0, exact=True
                 )
             except BrokerUnavailable as error:

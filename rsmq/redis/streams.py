@@ -36,15 +36,21 @@ class Partitioned(Protocol):
     def numbers(self) -> Sequence[int]: ...
 
 
+FULL_TRIM: Final = 1000
+"""One call trims at most 100 nodes of a stream, 10 000 entries by default; after this many, more may be left."""
+
+
 class Trimmed(NamedTuple):
     """The result of a trim: `word` is `OK`, `NO_GROUPS`, `TOO_MANY_PARKED`, `NO_POSITION` or `GROUPS_CHANGED`.
 
-    `group` is the one that has too many parked messages, or the archive whose position cannot be read.
+    `group` is the one that has too many parked messages, or the archive whose position cannot be read. `is_more`:
+    another call may remove more.
     """
 
     word: bytes
     removed: int = 0
     group: str = ""
+    is_more: bool = False
 
 
 def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
@@ -168,12 +174,14 @@ async def trim(
         if not groups:
             return Trimmed(b"NO_GROUPS")
         script_keys = [part(topic, partition) for part in (keys.stream, keys.marks, keys.archived, keys.removed)]
-        script_keys += [keys.retry(topic, partition, group.decode(errors="replace")) for group in groups]
+        for group in [name.decode(errors="replace") for name in groups]:
+            parts = (keys.retry, keys.errors, keys.cancels, keys.cancelled)
+            script_keys += [part(topic, partition, group) for part in parts]
         word, *rest = await TRIM_PARTITION(
             client, script_keys, (keep_age_ms, keep_length, int(exact), archive, *groups)
         )
         if word == OK:
-            return Trimmed(word, rest[0])
+            return Trimmed(word, rest[0], is_more=rest[0] >= FULL_TRIM or bool(rest[2]))
         if word in (b"TOO_MANY_PARKED", b"NO_POSITION"):
             return Trimmed(word, 0, rest[0].decode(errors="replace"))
         if word != b"GROUPS_CHANGED":

@@ -328,7 +328,7 @@ class OutboxRelay:
     async def _make_room(self, batch: RelayBatch) -> bool:
         """Remove settled entries that are kept only for a replay."""
         with suppress(BrokerError, ConfigError):
-            _, removed, _ = await trim(
+            _, removed, *_ = await trim(
                 self._context.client, self._context.keys, *batch.partition, keep_age_ms=0, keep_length=0, exact=True,
             )  # fmt: skip
             return bool(removed)

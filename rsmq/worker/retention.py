@@ -27,8 +27,6 @@ PAGE_NOTES: Final = 1000
 """Notes or unique names of a partition that one call looks at."""
 MOST_NAMED: Final = 10
 """Of the records in a page that cannot be read, so many are named in the log."""
-FULL_TRIM: Final = 1000
-"""One call trims at most 100 nodes of a stream, 10 000 entries by default; after this many, more may be left."""
 
 
 class Retention:
@@ -100,13 +98,15 @@ class Retention:
 
     async def trim(self, topic: Topic, partition: int) -> int:
         """Remove the entries of one partition that its topic does not keep; returns how many."""
-        total = removed = await self._trim_once(topic, partition)
-        while removed >= FULL_TRIM:
-            total += (removed := await self._trim_once(topic, partition))
+        total, is_more = 0, True
+        while is_more:
+            removed, is_more = await self._trim_once(topic, partition)
+            total += removed
         return total
 
-    async def _trim_once(self, topic: Topic, partition: int) -> int:
-        word, removed, group = await trim(
+    async def _trim_once(self, topic: Topic, partition: int) -> tuple[int, bool]:
+        """One call: how many entries it has removed, and whether another one may remove more."""
+        word, removed, group, is_more = await trim(
             self._client, self._keys, topic.name, partition,
             keep_age_ms=to_ms(topic.retention_age), keep_length=topic.retention_length, archive=topic.archive,
         )  # fmt: skip
@@ -121,7 +121,7 @@ class Retention:
                 "it again; if there is no such archive any more, remove the field",
                 topic.name, partition, group, self._keys.archived(topic.name, partition),
             )  # fmt: skip
-        return removed
+        return removed, is_more
 
     async def remove_dead(self, topic: str, partition: int, group: str, live: Iterable[str]) -> list[str]:
         """Delete the group's consumers that belong to no live member, are idle for a lease and have nothing pending."""

@@ -17,6 +17,8 @@ from rsmq.control import finder as finder_module
 from rsmq.control.finder import Finder
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import Location, MessageRef
+from rsmq.model.partition import partition_for
+from rsmq.model.stream_id import sent_ms
 from rsmq.redis.scripts import FIND_DELAYED
 from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
@@ -196,6 +198,30 @@ async def test_look_at_a_delayed_message_that_has_become_due(broker: Broker) -> 
         await ask(broker, "DEL", delayed)
         status = await broker.look(ref)
         assert (status.state, status.stream_id) == ("stored", entry_id.decode())
+
+
+async def test_look_at_a_message_that_was_removed_behind_one_that_waits(broker: Broker) -> None:
+    """An older message is still there, and it counts as removed all the same."""
+
+    @broker.handler("orders", group="billing", retry=LATER)
+    async def handle(message: Message) -> None:
+        if message.data == b"waits":
+            raise OSError("out of paper")
+
+    partitions = broker.settings.partitions
+    number = partition_for("ada", partitions)
+    other = next(each for each in map(str, range(99)) if partition_for(each, partitions) == number)
+    async with broker.running():
+        waits, fine = [
+            await broker.publish("orders", each, key=key) for each, key in (("waits", "ada"), ("fine", other))
+        ]
+        last = fine
+        while sent_ms(last) == sent_ms(fine):  # retention knows the last one that it removed, to the millisecond
+            last = await broker.publish("orders", "fine", key=other)
+        await until(lambda: all_settled(broker, [last]), "it is settled")
+        await trim(broker.client, broker.keys, "orders", number, keep_age_ms=0, keep_length=0, exact=True)
+        assert (await broker.look(fine)).state == "removed"
+        assert (await broker.look(waits)).state == "stored"
 
 
 async def test_look_at_a_message_that_retention_has_removed(broker: Broker) -> None:

@@ -129,7 +129,7 @@ async def test_trim_keeps_what_a_group_needs(client: Client, keys: Keys, topic: 
     await ensure_groups(client, keys, topic, "billing")
     read = await client.execute_command("XREADGROUP", "GROUP", "billing", "me", "COUNT", 4, "STREAMS", stream, ">")
     await client.execute_command("XACK", stream, "billing", *[entry for entry, _ in read[0][1]][:3])
-    assert await trim(client, keys, "orders", 0, keep_age_ms=0, keep_length=0, exact=True) == (b"OK", 3, "")
+    assert await trim(client, keys, "orders", 0, keep_age_ms=0, keep_length=0, exact=True) == (b"OK", 3, "", False)
     assert await client.execute_command("XLEN", stream) == 7
 
 

@@ -187,7 +187,7 @@ class OutputRelay:
             log.warning("another client has written into the mark %s of %s: outputs may come twice", args[0], names[1])
         if word == OK:
             return int(done)
-        _, removed, _ = await trim(self._client, keys, name, partition, keep_age_ms=0, keep_length=0, exact=True)
+        _, removed, *_ = await trim(self._client, keys, name, partition, keep_age_ms=0, keep_length=0, exact=True)
         if not removed and not done:
             await self._topics.find(name)  # its limit may have been raised
             self._throttled.warn(f"outputs of {lane.stream} wait", f"{names[0]} is full")

@@ -239,7 +239,7 @@ class Outputs:
         removed = 0
         try:
             await self._producer.read_limits(output.topic)
-            _, removed, _ = await trim(
+            _, removed, *_ = await trim(
                 self._client, self._keys, output.topic, output.partition, keep_age_ms=0, keep_length=0, exact=True
             )
         except (BrokerError, ConfigError) as error:  # such as a user without the right to trim

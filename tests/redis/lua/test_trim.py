@@ -21,6 +21,7 @@ class Partition:
         self.client, self.keys = client, keys
         self.stream, self.marks = keys.stream("orders", 3), keys.marks("orders", 3)
         self.removed = keys.removed("orders", 3)
+        self.parts = keys.retry, keys.errors, keys.cancels, keys.cancelled
 
     async def call(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
@@ -45,7 +46,9 @@ class Partition:
         return self.keys.retry("orders", 3, group)
 
     async def trim(self, *groups: str, keep_length: int = 0, keep_age_ms: int = 0, archive: str = "off") -> Any:
-        keys = (self.stream, self.marks, self.keys.archived("orders", 3), self.removed, *map(self.retry, groups))
+        keys = [self.stream, self.marks, self.keys.archived("orders", 3), self.removed]
+        for group in groups:
+            keys += [part("orders", 3, group) for part in self.parts]
         return await TRIM_PARTITION(self.client, keys, (keep_age_ms, keep_length, 1, archive, *groups))
 
     async def left(self) -> list[bytes]:
@@ -67,6 +70,7 @@ async def test_trim_stops_at_the_slowest_group(partition: Partition) -> None:
         b"OK",
         5,
         ids[4].rpartition(b"-")[0] + b"-%d" % (int(ids[4].rpartition(b"-")[2]) + 1),
+        0,
     ]
     assert await partition.left() == ids[5:]
     assert (await partition.trim("fast", "slow"))[1] == 0
@@ -74,16 +78,16 @@ async def test_trim_stops_at_the_slowest_group(partition: Partition) -> None:
 
 
 async def test_trim_keeps_pending_and_parked_entries(partition: Partition) -> None:
-    """The oldest pending entry of one group and the oldest parked one of another are the floor."""
+    """What one group has pending and another has parked stays, and what is settled between goes."""
     ids = await partition.fill(10)
     await partition.group("a", read=10, settle=6)
     await partition.group("b", read=10, settle=10)
     await partition.park("b", ids[7], ids[3])
-    for removed in (3, 0):
-        assert await partition.trim("a", "b") == [b"OK", removed, ids[3]]
-    assert await partition.left() == ids[3:]
+    for removed in (5, 0):
+        assert (await partition.trim("a", "b"))[:3] == [b"OK", removed, ids[3]]
+    assert await partition.left() == [ids[3], *ids[6:]]
     await partition.call("DEL", partition.retry("b"))
-    assert (await partition.trim("a", "b"))[1] == 3
+    assert (await partition.trim("a", "b"))[1] == 1
     assert await partition.left() == ids[6:]
 
 
@@ -142,7 +146,7 @@ async def test_trim_with_a_required_archive_stops_at_the_slowest_archive(partiti
     await partition.call("HSET", archived, "other", ids[9])
     assert (await partition.trim("a", archive="required"))[1] == 2
     await partition.call("HSET", archived, "nightly", ids[9])
-    assert await partition.trim("a", archive="required") == [b"OK", 3, ids[8]]
+    assert await partition.trim("a", archive="required") == [b"OK", 3, ids[8], 0]
     await partition.call("DEL", archived)
     assert (await partition.trim("a", archive="off"))[1] == 0
     assert await partition.left() == ids[8:]
@@ -197,7 +201,7 @@ async def test_trim_behind_a_position_beyond_53_bits_is_exact(
         await partition.call("XADD", partition.stream, entry, "data", "x")
     await partition.call("XGROUP", "CREATE", partition.stream, "late", position if holder == "group" else "$")
     await partition.call("HSET", partition.keys.archived("orders", 3), "nightly", position)
-    status, trimmed, _ = await partition.trim("late", archive="required" if holder == "archive" else "off")
+    status, trimmed, *_ = await partition.trim("late", archive="required" if holder == "archive" else "off")
     assert (status, trimmed) == (b"OK", len(IDS) - len(left))
     assert await partition.left() == [entry.encode() for entry in left]
 
@@ -207,5 +211,99 @@ async def test_trim_beside_a_group_with_a_name_of_bytes_goes_on(partition: Parti
     await partition.fill(3)
     await partition.call("XGROUP", "CREATE", partition.stream, b"\xff", "$")
     assert (await trim(partition.client, partition.keys, "orders", 3, keep_age_ms=0, keep_length=0, exact=True)) == (
-        b"OK", 3, "",
+        b"OK", 3, "", False,
     )  # fmt: skip
+
+
+async def cut_all(partition: Partition, *groups: str, **limits: Any) -> int:
+    """Trim until there is no other page; returns how many were removed."""
+    removed, is_more = 0, True
+    while is_more:
+        word, count, _, is_more = await partition.trim(*groups, **limits)
+        assert word == b"OK"
+        removed += count
+    return removed
+
+
+async def test_trim_around_a_message_that_waits_removes_what_it_would_without_it(partition: Partition) -> None:
+    """One pending and one parked message hold no others: pages of what is settled between them go, and are counted as
+    removed by retention."""
+    ids = await partition.fill(2500)
+    await partition.group("a", read=2500, settle=0)
+    await partition.group("b", read=2500, settle=2500)
+    await partition.call("XACK", partition.stream, "a", *ids[1:1200], *ids[1201:])
+    await partition.park("b", ids[700])
+    assert await cut_all(partition, "a", "b") == 2497
+    assert await partition.left() == [ids[0], ids[700], ids[1200]]
+    assert await partition.call("HGET", partition.removed, "own") == b"2497"
+    info = await partition.call("XINFO", "GROUPS", partition.stream)
+    assert [row[row.index(b"lag") + 1] for row in info] == [0, 0]
+    later = await partition.fill(5)
+    assert await cut_all(partition, "a", "b") == 0
+    assert await partition.left() == [ids[0], ids[700], ids[1200], *later]
+
+
+async def test_trim_around_what_waits_keeps_as_many_as_the_limits_say(partition: Partition) -> None:
+    """A waiting message changes nothing about what is kept for a replay."""
+    ids = await partition.fill(1)
+    await partition.group("a", read=1, settle=0)
+    for _ in range(20):
+        await partition.fill(100)
+        await partition.call("XGROUP", "SETID", partition.stream, "a", "$")
+        await cut_all(partition, "a", keep_length=500, keep_age_ms=DAY)
+    left = await partition.left()
+    assert left[0] == ids[0]
+    assert 500 < len(left) <= 701
+
+
+async def test_trim_around_what_waits_stops_at_positions_and_archives(partition: Partition) -> None:
+    """What another group has not been delivered, and what a required archive has not committed, stays."""
+    ids = await partition.fill(10)
+    await partition.group("a", read=10, settle=10)
+    await partition.call("XGROUP", "CREATE", partition.stream, "b", "0")
+    await partition.call("XREADGROUP", "GROUP", "b", "me", "COUNT", 6, "STREAMS", partition.stream, ">")
+    await partition.call("XACK", partition.stream, "b", *ids[1:6])
+    await partition.call("HSET", partition.keys.archived("orders", 3), "nightly", ids[3])
+    assert await cut_all(partition, "a", "b", archive="required") == 3
+    assert await partition.left() == [ids[0], *ids[4:]]
+    assert await cut_all(partition, "a", "b") == 2
+    assert await partition.left() == [ids[0], *ids[6:]]
+
+
+async def test_trim_around_pending_ids_without_entries_removes_nothing_that_waits(partition: Partition) -> None:
+    """Another client has deleted many pending entries: the pending list has more ids than a page has entries."""
+    ids = await partition.fill(300)
+    await partition.group("a", read=300, settle=0)
+    await partition.call("XDEL", partition.stream, *ids[1:250])
+    await partition.call("XACK", partition.stream, "a", *ids[250:260], *ids[270:299])
+    assert await cut_all(partition, "a") == 39
+    assert await partition.left() == [ids[0], *ids[260:270], ids[299]]
+
+
+async def test_trim_around_what_waits_forgets_the_notes_of_what_goes(partition: Partition) -> None:
+    """Errors of failed attempts and marks of cancelled messages go with their messages, in every group."""
+    ids = await partition.fill(4)
+    await partition.group("a", read=4, settle=0)
+    await partition.call("XACK", partition.stream, "a", *ids[1:3])
+    _, errors, cancels, cancelled = (part("orders", 3, "a") for part in partition.parts)
+    for each in (ids[0], ids[1]):
+        await partition.call("HSET", errors, each, "1 5 failed", each + b"|past", "[]")
+        await partition.call("HSET", cancels, each, "asked")
+        await partition.call("ZADD", cancelled, 1, each)
+    assert await cut_all(partition, "a") == 2
+    assert sorted(await partition.call("HKEYS", errors)) == [ids[0], ids[0] + b"|past"]
+    assert await partition.call("HKEYS", cancels) == [ids[0]]
+    assert await partition.call("ZRANGE", cancelled, 0, -1) == [ids[0]]
+
+
+async def test_trim_around_what_waits_goes_on_where_it_has_been(partition: Partition) -> None:
+    """Each call looks only at what is new, until most of what waited there is settled: then it begins anew."""
+    ids = await partition.fill(3000)
+    await partition.group("a", read=3000, settle=0)
+    await cut_all(partition, "a")
+    assert await partition.call("HMGET", partition.removed, "cut", "left") != [None, None]
+    await partition.call("XACK", partition.stream, "a", *ids[1:900])
+    assert await cut_all(partition, "a") == 0
+    await partition.call("XACK", partition.stream, "a", *ids[900:2990])
+    assert await cut_all(partition, "a") == 2989
+    assert await partition.left() == [ids[0], *ids[2990:]]
