@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -11,17 +12,18 @@ from rsmq.broker import Broker
 from rsmq.cli.connection import NotFound, ask_broker
 from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_json, print_line, print_result
-from rsmq.cli.parameters import Json, Url, noun
+from rsmq.cli.parameters import Json, Url, duration_option, noun
 from rsmq.cli.tables import print_rows
-from rsmq.errors import RsmqError
+from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import printable
+from rsmq.persistence.mqtt_bans import KINDS, Ban, BanKind, MqttBans
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
 
 WAIT = 5.0
 """Seconds in which a gateway has to end a connection."""
 
-app = noun("MQTT clients: list, show, kick.")
+app = noun("MQTT clients: list, show, kick, ban.")
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The client id.", show_default=False)]
 
@@ -87,6 +89,75 @@ def kick(client: ClientId, url: Url = None, as_json: Json = False) -> None:
     if not ask_broker(url, act):
         raise NotFound(f"MQTT client {client!r} is not connected")
     print_result({"client": client, "kicked": True}, f"ended the connection of {printable(client)}", as_json=as_json)
+
+
+Banned = Annotated[
+    str | None, typer.Argument(metavar="[CLIENT]", help="The client id.", show_default=False)
+]  # one of these three
+User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="A user in place of a client id.")]
+Address = Annotated[str | None, typer.Option("--address", metavar="IP", help="An address, or a network 10.0.0.0/8.")]
+
+
+def banned(client: str | None, user: str | None, address: str | None) -> tuple[BanKind, str]:
+    """What a ban is about. Raises ConfigError unless it is one thing."""
+    given: list[tuple[BanKind, str]] = [
+        (kind, name) for kind, name in zip(KINDS, (client, user, address), strict=True) if name is not None
+    ]
+    if len(given) != 1:
+        raise ConfigError("name one thing: a client id, --user NAME or --address IP")
+    return given[0]
+
+
+@app.command("ban", epilog="Example: rsmq client ban sensor-7 --for 1h")
+def ban(
+    client: Banned = None,
+    user: User = None,
+    address: Address = None,
+    span: Annotated[timedelta | None, duration_option("How long. Default: until `unban`.", "--for")] = None,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the list.")] = "",
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Refuse a client, a user or an address, and end its connections. Sessions stay, and wills are published."""
+    kind, name = banned(client, user, address)
+
+    async def act(broker: Broker) -> Ban:
+        return await MqttBans(broker.client, broker.keys).put(kind, name, span, reason)
+
+    found = ask_broker(url, act)
+    until = f"until {timestamp(found.until)}" if found.until else "without an end"
+    print_result(asdict(found), f"{kind} {printable(found.name)} is banned {until}", as_json=as_json)
+
+
+@app.command("unban", epilog="Example: rsmq client unban --user ada")
+def unban(
+    client: Banned = None, user: User = None, address: Address = None, url: Url = None, as_json: Json = False
+) -> None:
+    """End a ban. At the latest after five seconds every gateway lets the client in."""
+    kind, name = banned(client, user, address)
+
+    async def act(broker: Broker) -> bool:
+        return await MqttBans(broker.client, broker.keys).remove(kind, name)
+
+    if not ask_broker(url, act):
+        raise NotFound(f"{kind} {name!r} is not banned")
+    text = f"{kind} {printable(name)} is not banned any more"
+    print_result({"kind": kind, "name": name, "banned": False}, text, as_json=as_json)
+
+
+@app.command("bans", epilog="Example: rsmq client bans")
+def bans(url: Url = None, as_json: Json = False) -> None:
+    """What is banned, until when, and why."""
+
+    async def read(broker: Broker) -> list[Ban]:
+        return await MqttBans(broker.client, broker.keys).in_force()
+
+    found = ask_broker(url, read)
+    rows = (
+        (each.kind, each.name, timestamp(each.since), timestamp(each.until) if each.until else "unban", each.reason)
+        for each in found
+    )
+    print_rows(found, ("kind", "name", "since", "until", "reason"), rows, "nothing is banned", as_json=as_json)
 
 
 def as_object(found: MqttClient) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from rsmq.gateway.protocol.packet import ReasonCode
 from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.own_tasks import own_tasks
+from rsmq.persistence.mqtt_bans import BANS, BanList, MqttBans
 from rsmq.persistence.mqtt_clients import KICK
 from rsmq.producer import Producer
 from rsmq.redis.client.refusals import Refusals
@@ -144,6 +145,7 @@ class Gateway:
             if self.options.most_sessions:
                 await context.fleet.sessions.count()
             await context.fleet.registry.catch_up()  # from here on the router knows which subscriptions are new
+            await self._keep_bans(context.clients, MqttBans(opened.client, self._broker.keys), context.fleet.clock)
             async with self._routing(opened, context):
                 servers = [await listen(context, address) for address in addresses]
                 self.ports = [each.getsockname()[1] for server in servers for each in server.sockets]
@@ -185,6 +187,7 @@ class Gateway:
             router, lambda names: others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
         )
         others.obey(KICK, clients.kick)
+        others.obey(BANS, lambda _: tasks.spawn(self._keep_bans(clients, MqttBans(client, keys), clock)))
         others.obey(HOLD, lambda names: pressure.hold(names.split()))
 
         ingest = Ingest(opened.producer, client, keys, retained, pressure, tasks.spawn, clock.now_ms, self._timings)
@@ -294,6 +297,14 @@ class Gateway:
         )
         await opened.client.execute_command("SET", key, said, "EX", ABOUT_SECONDS)
 
+    @staticmethod
+    async def _keep_bans(clients: Clients, bans: MqttBans, clock: ServerClock) -> None:
+        """Read the bans; while the server does not answer, those that were read last are in force."""
+        try:
+            clients.ban(BanList(await bans.in_force()), clock.now_ms())
+        except BrokerError as error:
+            log.info("bans wait for the server: %s", error)
+
     async def _keep_routes(self, context: Context, opened: Connection) -> None:
         """Look the topics up again: their limits may change."""
         while True:
@@ -301,6 +312,7 @@ class Gateway:
             try:
                 await self.routes.look_up(opened.topics)
                 await self._tell_about(context, opened)
+                await self._keep_bans(context.clients, MqttBans(opened.client, self._broker.keys), context.fleet.clock)
                 if self.options.most_sessions:
                     await context.fleet.sessions.count()
             except BrokerError as error:

@@ -281,6 +281,11 @@ class Keys:
         """Sharded channel: messages of QoS 0 between the MQTT gateways."""
         return self._channel(f"{self.prefix}:{{%mqtt}}:broadcast")
 
+    @property
+    def bans(self) -> str:
+        """Hash: kind and name of what may not connect to the MQTT gateways -> until when, since when, and why."""
+        return f"{self.prefix}:{{%mqtt}}:bans"
+
     def gateway_clients(self, gateway: str) -> str:
         """Hash: client -> epoch and session expiry of each client that is connected to a gateway."""
         return f"{self.prefix}:{{%mqtt.g.{gateway}}}:clients"

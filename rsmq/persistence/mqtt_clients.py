@@ -138,7 +138,7 @@ class MqttClients:
         before = await self._client.execute_command("HMGET", session, "gateway", "epoch", "mqtt")
         if before[0] is None or before[2] is None:
             return False
-        await BROADCAST(self._client, (self._keys.broadcast,), (kick_frame(client_id),))
+        await BROADCAST(self._client, (self._keys.broadcast,), (order_frame(KICK, client_id),))
         with anyio.fail_after(wait):
             while before == await self._client.execute_command("HMGET", session, "gateway", "epoch", "mqtt"):
                 await anyio.sleep(POLL)
@@ -184,9 +184,9 @@ def read_about(raw: bytes | None) -> tuple[Any, ...]:
         return ()
 
 
-def kick_frame(client: str) -> bytes:
-    """A request to all gateways: the one that has this client ends its connection."""
-    headers = write_headers({KICK: client})
+def order_frame(name: str, value: str) -> bytes:
+    """An order to all gateways, such as the end of the connection of a client."""
+    headers = write_headers({name: value})
     return b"\0%b%b" % (len(headers).to_bytes(2, "big"), headers)
 
 

@@ -45,6 +45,9 @@ async def test_no_packet_is_larger_than_the_client_allows(client: Make, name: st
     one = await client(5).connect(name, raw_props=b"\x27\0\0\0\x0a")
     assert one.connack is not None
     assert one.connack.reason == 0x95
+    tiny = await client(5).open()
+    tiny.send(p.connect(name, 5, raw_props=b"\x27\0\0\0\x04"))  # not even that CONNACK is allowed
+    assert await tiny.ended() is None
     two = await client(5).connect(name, raw_props=b"\x27\0\0\0\x40")
     assert two.connack is not None
     assert two.connack.reason == 0
@@ -53,6 +56,34 @@ async def test_no_packet_is_larger_than_the_client_allows(client: Make, name: st
     last = await two.ended()
     assert last is not None
     assert (last.kind, last.reason) == (14, 0x95)
+
+
+async def test_where_public_suites_expect_something_else(client: Make, name: str) -> None:
+    """The table of docs/mqtt-conformance.md, by packets; what is refused has a client of its own."""
+    one = await client(5).connect(name)
+    assert await one.subscribe((f"{name}/#", 1)) == b"\1"
+    assert await one.publish(f"{name}/bell\x07", b"control character", 1) == 0
+    assert (await one.message()).payload == b"control character"
+    one.send(p.subscribe([("elsewhere", 1)], 9, 5) + p.PING)
+    assert {(await one.take()).kind for _ in range(2)} == {9, 13}  # in any order
+
+    for payload in (b"first", b"another with its id"):
+        one.send(p.publish(f"{name}/x", payload, 2, 7, 5))
+        assert (await one.take(5)).reason == 0
+    assert (await one.message()).payload == b"first"
+    for reason in (0, 0x92):
+        one.send(p.ack(6, 7))
+        assert (await one.take(7)).reason == reason
+    assert await one.is_silent()
+
+    wrong = await client(5).connect(f"{name}-2")
+    wrong.send(p.publish(f"{name}/x", b"x", 0, level=5, raw_props=b"\x11\0\0\0\1"))  # a session expiry
+    last = await wrong.ended()
+    assert last is not None
+    assert last.reason == 0x81
+    old = await client(4).open()
+    old.send(p.connect(f"{name}-3", 4, flags=0x03))  # the reserved flag
+    assert await old.ended() is None
 
 
 async def test_subscribing_again_without_an_identifier_removes_it(client: Make, name: str) -> None:

@@ -11,19 +11,23 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
 import httpx
+import pytest
 from typer.testing import CliRunner
 
+from rsmq import Broker, ConfigError
 from rsmq.cli import make_app
 from rsmq.cli.failure import exit_code
 from rsmq.dashboard import Role, Rules, Visitor, create_app
 from rsmq.errors import RsmqError
 from rsmq.model.settings import Settings
+from rsmq.persistence.mqtt_bans import BanKind, MqttBans
 from rsmq.telemetry.metric import GATEWAY
 from rsmq.testing.server import free_port
 from tests.gateway import packets as p
@@ -79,6 +83,82 @@ async def test_clients_are_listed_shown_and_kicked(
     for words in (("kick", name), ("kick", "unknown"), ("show", "unknown")):
         code, _, err = await run(server, fleet_prefix, "client", *words)
         assert (code, "not connected" in err) == (1, True), words
+
+
+async def test_what_is_banned_is_disconnected_and_refused(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
+) -> None:
+    """A client id: at once, in each version, until the ban ends; its session stays. Another client is not concerned."""
+    one = await client(5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+    other = await client(4).connect(f"{name}-2")
+    await one.subscribe((name, 1))
+    assert (await run(server, fleet_prefix, "client", "ban", name, "--reason", "too loud"))[0] == 0
+    last = await one.ended()
+    assert last is not None
+    assert last.reason == 0x98
+    assert await other.publish(name, b"while it is away", 1) == 0
+    for level, code in ((5, 0x8A), (4, 5)):
+        refused = await client(level).connect(name)
+        assert refused.connack is not None
+        assert refused.connack.reason == code
+    code, out, _ = await run(server, fleet_prefix, "client", "bans", "--json")
+    [found] = json.loads(out)
+    assert (found["kind"], found["name"], found["until"], found["reason"]) == ("client", name, None, "too loud")
+    assert (await run(server, fleet_prefix, "client", "unban", name))[0] == 0
+    again = await client(5).open()
+
+    async def is_in() -> bool:
+        nonlocal again
+        again = await client(5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+        return again.connack is not None and again.connack.reason == 0
+
+    await until(is_in, "the gateway has read that the ban has ended")
+    assert (await again.message()).payload == b"while it is away"
+    code, _, err = await run(server, fleet_prefix, "client", "unban", name)
+    assert (code, "not banned" in err) == (1, True)
+
+
+async def test_an_address_and_a_user_are_banned_until_the_end_of_the_ban(
+    server: Server, tmp_path: Path, fleet_prefix: str, client: Make, name: str
+) -> None:
+    """A network concerns each address in it. A ban that ends needs no command, and goes with the next one."""
+    prefix = f"{fleet_prefix}b"
+    (tmp_path / "passwords").write_text(f"ada:{hashed(b'right')}\n")
+    ada = {"username": "ada", "password": b"right"}
+    with GatewayProcess(server.url, prefix, password_file=str(tmp_path / "passwords")) as running:
+        one = await client(5, running.port).connect(name, **ada)
+        async with Broker(Settings(url=server.url, prefix=prefix)) as operator:
+            bans = MqttBans(operator.client, operator.keys)
+            wrong: tuple[tuple[BanKind, str], ...] = (("address", "here"), ("client", ""), ("user", "x" * 9999))
+            for each in wrong:
+                with pytest.raises(ConfigError):
+                    await bans.put(*each, None)
+            put = await bans.put("address", "127.0.0.9/8", timedelta(milliseconds=700))
+            assert (put.name, put.until is not None) == ("127.0.0.0/8", True)
+            last = await one.ended()
+            assert last is not None
+            assert last.reason == 0x98
+            refused = await client(5, running.port).connect(name, **ada)
+            assert refused.connack is not None
+            assert refused.connack.reason == 0x8A
+
+            async def is_in() -> bool:
+                found = await client(5, running.port).connect(name, **ada)
+                return found.connack is not None and found.connack.reason == 0
+
+            await until(is_in, "the ban has ended")
+            assert await bans.in_force() == []
+            await operator.client.execute_command("HSET", operator.keys.bans, "client", "x", b"\xff", "1|2|3")
+            two = await client(5, running.port).connect(f"{name}-2", **ada)
+            await bans.put("user", "ada", None)
+            last = await two.ended()
+            assert last is not None
+            assert last.reason == 0x98
+            refused = await client(5, running.port).connect(name, **ada)
+            assert refused.connack is not None
+            assert refused.connack.reason == 0x8A
+            assert [(each.kind, each.name) for each in await bans.in_force()] == [("user", "ada")]
+            assert await operator.client.execute_command("HEXISTS", operator.keys.bans, "address 127.0.0.0/8") == 0
 
 
 async def test_the_dashboard_shows_connections_and_ends_one_for_those_who_may(

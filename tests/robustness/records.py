@@ -44,6 +44,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "received": ("7",),
     "will": ("1", "published"),
     "gateway_clients": ("phone",),
+    "bans": ("client phone", "user ada", "address 10.0.0.7/32"),
 }  # fmt: skip
 """The fields of each hash."""
 HASHES: Final = frozenset(FIELDS)

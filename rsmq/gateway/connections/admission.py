@@ -18,6 +18,7 @@ async def admit(context: Context, client: ClientLink, request: Connect, peer: Pe
     """
     options, clients, sessions = context.rules.options, context.clients, context.fleet.sessions
     clients.require_room()
+    clients.require_not_banned(context.fleet.clock.now_ms(), client.client_id, None, peer.address)
     seconds = clients.arrivals.wait(clients.wheel.now)
     if seconds:
         context.counts["connects delayed"] += 1
@@ -31,6 +32,7 @@ async def admit(context: Context, client: ClientLink, request: Connect, peer: Pe
     if client.is_closed:
         return
     if user is not None:
+        clients.require_not_banned(context.fleet.clock.now_ms(), None, user, "")
         clients.add_user(client, user)
     if until is not None:
         ends = clients.wheel.now + until - context.fleet.clock.now_ms() / 1000

@@ -120,6 +120,7 @@ class ClientConnection(ClientLink):
             if len(self.requests) == 1:
                 self._context.spawn(serve(self._context, self))
         elif isinstance(each, packet.Connect):
+            self._largest = each.properties.get(Property.MAXIMUM_PACKET_SIZE, LARGEST)
             self._context.spawn(self._connect(each))
         elif isinstance(each, packet.Disconnect):
             if self.expiry and Property.SESSION_EXPIRY in each.properties:
@@ -180,7 +181,6 @@ class ClientConnection(ClientLink):
         """Take the inbox over, and the session with it. Returns whether there was one."""
         context, properties = self._context, request.properties
         asked = properties.get(Property.RECEIVE_MAXIMUM, packet.MOST_PACKET_IDS)
-        self._largest = properties.get(Property.MAXIMUM_PACKET_SIZE, LARGEST)
         self._delivery = Delivery(
             self.send, context.fleet.clock.now_ms, self._may_read, context.counts.dropped,
             level=self.level, largest=self._largest,

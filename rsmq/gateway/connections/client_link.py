@@ -101,6 +101,11 @@ class ClientLink:
         self._delivery: Delivery | None = None
 
     @property
+    def address(self) -> str:
+        """Where it has connected from, also through a load balancer."""
+        return self._peer.address
+
+    @property
     def epoch(self) -> str:
         """That of this connection: the server refuses its steps when the client has connected again."""
         return "" if self._reader is None else self._reader.epoch
@@ -209,6 +214,8 @@ class ClientLink:
         if text:
             throttled_log.info(f"client {self.client_id!r}", text)
         last = b"" if self._machine.state is State.CLOSED else self._machine.end(reason)
+        if len(last) > self._largest:
+            last = b""
         self.send(last)
         self._flush()
         if not self._has_ended:

@@ -16,6 +16,7 @@ from rsmq.gateway.fleet.message import Published, combine
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.protocol.packet import ReasonCode, RefusedPacket, Subscription
 from rsmq.gateway.protocol.topic_filter import SHARE
+from rsmq.persistence.mqtt_bans import BanList
 
 RECHECK: Final = 10.0
 """Seconds after which a connection with a later deadline is looked at: a closed one is forgotten then."""
@@ -91,6 +92,7 @@ class Clients:
         """Connections, also those whose CONNECT is not answered yet."""
         self._addresses = Tally()
         self._users = Tally()
+        self._bans = BanList()
 
     # -- how many --------------------------------------------------------------------------------------------------
 
@@ -129,6 +131,12 @@ class Clients:
             raise RefusedPacket(ReasonCode.QUOTA_EXCEEDED, f"user {user!r} has its most connections", "most_per_user")
         client.user = user
         self._users.add(user)
+
+    def require_not_banned(self, now_ms: int, client_id: str | None, user: str | None, address: str) -> None:
+        """Raise RefusedPacket for a client id, user or address that an operator has banned."""
+        ban = self._bans.find(now_ms, client_id, user, address)
+        if ban is not None:
+            raise RefusedPacket(ReasonCode.BANNED, f"{ban.kind} {ban.name!r} is banned", "banned")
 
     # -- who -------------------------------------------------------------------------------------------------------
 
@@ -198,6 +206,14 @@ class Clients:
         if client is not None:
             self._counts["kicked"] += 1
             client.close(ReasonCode.ADMINISTRATIVE_ACTION, "an operator has ended the connection")
+
+    def ban(self, bans: BanList, now_ms: int) -> None:
+        """These bans are in force from now on: end the connections that fall under one."""
+        self._bans = bans
+        for each in list(self.connections.values()):
+            if bans.find(now_ms, each.client_id, each.user, each.address) is not None:
+                self._counts["kicked"] += 1
+                each.close(ReasonCode.ADMINISTRATIVE_ACTION, "an operator has banned it")
 
     def rights_changed(self, gone: Collection[str]) -> None:
         """Look rights up again, and end the connections of users that are gone or have another password."""

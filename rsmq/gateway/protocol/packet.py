@@ -59,6 +59,7 @@ class ReasonCode(IntEnum):
     NOT_AUTHORIZED = 0x87
     SERVER_UNAVAILABLE = 0x88
     SERVER_BUSY = 0x89
+    BANNED = 0x8A
     SERVER_SHUTTING_DOWN = 0x8B
     BAD_AUTHENTICATION_METHOD = 0x8C
     KEEP_ALIVE_TIMEOUT = 0x8D
@@ -90,6 +91,7 @@ RETURN_CODES: Final = {
     ReasonCode.USE_ANOTHER_SERVER: 3,
     ReasonCode.BAD_CREDENTIALS: 4,
     ReasonCode.NOT_AUTHORIZED: 5,
+    ReasonCode.BANNED: 5,
 }
 """The return codes of a CONNACK in version 3. The rest has none: the connection is closed."""
 
