@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import os
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any
 
+import anyio
 import typer
 
 from rsmq.broker import Broker
@@ -14,16 +18,19 @@ from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_json, print_line, print_result
 from rsmq.cli.parameters import Json, Url, duration_option, noun
 from rsmq.cli.tables import print_rows
+from rsmq.control.audit import Audit
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.text import timestamp
-from rsmq.model.words import printable
+from rsmq.model.clock import from_epoch_ms
+from rsmq.model.words import count, printable
 from rsmq.persistence.mqtt_bans import KINDS, Ban, BanKind, MqttBans
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
+from rsmq.persistence.mqtt_traces import MqttTraces
 
 WAIT = 5.0
 """Seconds in which a gateway has to end a connection."""
 
-app = noun("MQTT clients: list, show, kick, ban.")
+app = noun("MQTT clients: list, show, kick, ban, trace.")
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The client id.", show_default=False)]
 
@@ -158,6 +165,64 @@ def bans(url: Url = None, as_json: Json = False) -> None:
         for each in found
     )
     print_rows(found, ("kind", "name", "since", "until", "reason"), rows, "nothing is banned", as_json=as_json)
+
+
+@app.command("trace", epilog="Example: rsmq client trace sensor-7 --for 1min")
+def trace(
+    client: ClientId,
+    payloads: Annotated[bool, typer.Option("--payloads", help="Show payloads, too: at most 4 KiB of each.")] = False,
+    span: Annotated[timedelta | None, duration_option("How long. Default: until Ctrl-C.", "--for")] = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Print the packets of a client as they pass, also when it connects later. It is noted in the audit."""
+
+    async def act(broker: Broker) -> str:
+        seen = 0
+
+        def show(packet: dict[str, Any]) -> None:
+            nonlocal seen
+            seen += 1
+            if as_json:
+                print_json(packet)
+            else:
+                print_line(packet_line(packet))
+
+        with anyio.move_on_after(None if span is None else span.total_seconds()):
+            await MqttTraces(broker.client, broker.keys).follow(client, show, payloads=payloads)
+        return f"saw {count(seen, 'packet')} of {client}"
+
+    async def run(broker: Broker) -> str:
+        if await MqttClients(broker.client, broker.keys).find(client) is None:
+            print_error(f"{printable(client)} is not connected: its packets are shown when it connects")
+
+        async def state() -> dict[str, Any]:
+            return {"client": client, "payloads": payloads}
+
+        return await Audit(broker.client, broker.keys).record(
+            f"rsmq client of {user_name()}", "trace-client", ("", ""), state, lambda: act(broker)
+        )
+
+    with contextlib.suppress(KeyboardInterrupt):
+        print_error(ask_broker(url, run))
+
+
+def packet_line(packet: dict[str, Any]) -> str:
+    """A packet for people."""
+    at = from_epoch_ms(int(packet.pop("at_ms"))).strftime("%H:%M:%S.%f")[:-3]
+    way = "<-" if packet.pop("way") == "out" else "->"
+    name, size = packet.pop("packet"), packet.pop("bytes", None)
+    packet.pop("client", None)
+    rest = " ".join(f"{key}={printable(str(value))}" for key, value in packet.items() if value not in (None, False))
+    return " ".join(filter(None, (at, way, str(name), rest, f"({size} bytes)" if size else "")))
+
+
+def user_name() -> str:
+    """The user of this command, for the audit."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        return str(os.getuid())
 
 
 def as_object(found: MqttClient) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 `finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
 `rescheduling.py` moves a delayed or parked one; `asking.py` is what both need. `schedule_run.py` asks for a run of a
-schedule beside its ticks. `search.py` finds messages by what they hold. `holding.py` holds names of groups.
+schedule beside its ticks. `search.py` finds messages by what they hold. `holding.py` holds names of groups, and
+`audit.py` notes what an operator did.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `mount(app)` adds it to an application of your own, `create_app()` makes one that serves only the dashboard (`app.py`).
 Pages are made here and sent as HTML (`html.py`, `page.py`); of a live page the changed parts are sent each second.
 `access.py` checks every request, `roles.py` says who may do what, `actions.py` has what visitors may change, and
-`audit.py` notes it. `queries.py` asks the server for the pages and takes one snapshot a second for all of them,
-`history.py` keeps a sample a minute, `waiting.py` reads what waits for a time. `overview.py`, `message.py`,
+`rsmq.control.audit` notes it. `queries.py` asks the server for the pages and takes one snapshot a second for all of
+them, `history.py` keeps a sample a minute, `waiting.py` reads what waits for a time. `overview.py`, `message.py`,
 `dead_letter.py` and `device.py` are the pages, `chart.py` draws. `connection_limits.py` keeps slow clients from the
 server of `rsmq dashboard`.
 """

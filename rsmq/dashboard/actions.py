@@ -10,7 +10,7 @@ from typing import Final
 from starlette.datastructures import FormData
 
 from rsmq.control import Cancel, Holding, Reschedule, Schedules
-from rsmq.dashboard.audit import State
+from rsmq.control.audit import State
 from rsmq.dashboard.page import Visit, time_given
 from rsmq.dashboard.queries import MOST_LETTERS, PageNotFound, PageRefused
 from rsmq.dashboard.roles import Role

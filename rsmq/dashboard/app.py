@@ -23,10 +23,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from rsmq.control.audit import Audit
 from rsmq.dashboard import connection, dead_letter, device, message, overview, schedule
 from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.actions import Action, ActionForm, prepare
-from rsmq.dashboard.audit import Audit
 from rsmq.dashboard.history import HistorySampler
 from rsmq.dashboard.html import Html, Live, button, hidden, tag
 from rsmq.dashboard.page import Page, Room, Visit, failure, frame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rsmq.dashboard.audit import SHOWN, AuditEntry
+from rsmq.control.audit import SHOWN, AuditEntry
 from rsmq.dashboard.html import Row, about, block, link, table, tag, text_field
 from rsmq.dashboard.page import Page, Visit
 from rsmq.dashboard.queries import MOST_DEVICES, PageNotFound, as_text

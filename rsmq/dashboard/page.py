@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 
-from rsmq.dashboard.audit import Audit
+from rsmq.control.audit import Audit
 from rsmq.dashboard.history import HistorySampler
 from rsmq.dashboard.html import Content, Html, Live, escaped, hidden, link, tag, text_field
 from rsmq.dashboard.queries import PageNotFound, PageRefused, Queries

@@ -28,6 +28,7 @@ from rsmq.gateway.connections.proxied import ProxiedServer
 from rsmq.gateway.connections.publishing import WillPublisher
 from rsmq.gateway.connections.rules import GatewayRules
 from rsmq.gateway.connections.tasks import ConnectionTasks
+from rsmq.gateway.connections.tracing import Watches
 from rsmq.gateway.connections.unstored import Unstored
 from rsmq.gateway.fleet.broadcast import Broadcast
 from rsmq.gateway.fleet.message import Timings
@@ -45,11 +46,14 @@ from rsmq.gateway.protocol.machine import ClientLimits
 from rsmq.gateway.protocol.packet import ReasonCode
 from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.model.clock import ServerClock, monotonic
+from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks
 from rsmq.persistence.mqtt_bans import BANS, BanList, MqttBans
-from rsmq.persistence.mqtt_clients import KICK
+from rsmq.persistence.mqtt_clients import BROADCAST, KICK
+from rsmq.persistence.mqtt_traces import TRACE
 from rsmq.producer import Producer
 from rsmq.redis.client.refusals import Refusals
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.worker.worker import Worker
 
 log = logging.getLogger("rsmq.gateway")
@@ -176,7 +180,7 @@ class Gateway:
         registry = Registry(client, keys, batcher)
         retained = Retained(client, keys, batcher, options.most_retained)
         shares = Shares(client, keys, registry, writer)
-        clients = Clients(options, counts)
+        clients = Clients(options, counts, Watches(clock.now_ms, partial(tell, batcher, keys)))
 
         others = self._others = Broadcast(
             client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, clients.deliver,
@@ -188,6 +192,7 @@ class Gateway:
         )
         others.obey(KICK, clients.kick)
         others.obey(BANS, lambda _: tasks.spawn(self._keep_bans(clients, MqttBans(client, keys), clock)))
+        others.obey(TRACE, clients.trace)
         others.obey(HOLD, lambda names: pressure.hold(names.split()))
 
         ingest = Ingest(opened.producer, client, keys, retained, pressure, tasks.spawn, clock.now_ms, self._timings)
@@ -321,3 +326,8 @@ class Gateway:
     def __repr__(self) -> str:
         number = len(self.context.clients.connections) if self.context else 0
         return f"<Gateway {', '.join(self.listen)} connections={number}>"
+
+
+def tell(batcher: ScriptBatcher, keys: Keys, token: str, lines: bytes) -> None:
+    """Send lines to an operator who watches a client. They may get lost."""
+    batcher.submit(BROADCAST, (keys.trace(token),), (lines,)).add_done_callback(asyncio.Future.exception)

@@ -281,6 +281,10 @@ class Keys:
         """Sharded channel: messages of QoS 0 between the MQTT gateways."""
         return self._channel(f"{self.prefix}:{{%mqtt}}:broadcast")
 
+    def trace(self, token: str) -> str:
+        """Sharded channel: the packets of an MQTT client, for the operator with this token."""
+        return self._channel(f"{self.prefix}:{{%mqtt}}:trace:{token}")
+
     @property
     def bans(self) -> str:
         """Hash: kind and name of what may not connect to the MQTT gateways -> until when, since when, and why."""

@@ -12,11 +12,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
+import anyio
 import httpx
 import pytest
 from typer.testing import CliRunner
@@ -24,10 +26,12 @@ from typer.testing import CliRunner
 from rsmq import Broker, ConfigError
 from rsmq.cli import make_app
 from rsmq.cli.failure import exit_code
+from rsmq.control.audit import Audit
 from rsmq.dashboard import Role, Rules, Visitor, create_app
 from rsmq.errors import RsmqError
 from rsmq.model.settings import Settings
 from rsmq.persistence.mqtt_bans import BanKind, MqttBans
+from rsmq.persistence.mqtt_traces import MqttTraces
 from rsmq.telemetry.metric import GATEWAY
 from rsmq.testing.server import free_port
 from tests.gateway import packets as p
@@ -159,6 +163,61 @@ async def test_an_address_and_a_user_are_banned_until_the_end_of_the_ban(
             assert refused.connack.reason == 0x8A
             assert [(each.kind, each.name) for each in await bans.in_force()] == [("user", "ada")]
             assert await operator.client.execute_command("HEXISTS", operator.keys.bans, "address 127.0.0.0/8") == 0
+
+
+@pytest.mark.parametrize("level", [4, 5])
+async def test_the_packets_of_a_client_are_traced(
+    server: Server, fleet_prefix: str, client: Make, name: str, gateway: GatewayProcess, level: int
+) -> None:
+    """Of one that is connected from now on, and of its next connection from CONNECT on. Other clients are not seen."""
+    one = await client(level).connect(name)
+    other = await client(level).connect(f"{name}-2")
+    seen = list[dict[str, Any]]()
+    async with (
+        Broker(Settings(url=server.url, prefix=fleet_prefix)) as operator, anyio.create_task_group() as tasks
+    ):  # fmt: skip
+        traces = MqttTraces(operator.client, operator.keys)
+        tasks.start_soon(partial(traces.follow, name, seen.append, payloads=True))
+        tasks.start_soon(traces.follow, f"{name}-3", seen.append)
+
+        async def has_begun() -> bool:
+            one.send(p.PING)
+            await one.take(13)
+            return bool(seen)
+
+        await until(has_begun, "the trace has begun")
+        await one.subscribe((f"{name}/#", 1))
+        await other.publish(f"{name}/x", b"secret", 1)
+        assert (await one.message()).payload == b"secret"
+        one.send(p.DISCONNECT)
+        again = await client(level).connect(name, username="ada", password=b"hidden")
+        again.abort()
+        third = await client(level).connect(f"{name}-3")
+        await third.publish(f"{name}/y", b"no payload", 1)
+        await until(lambda: seen and seen[-1]["packet"] == "PUBACK" and seen[-1]["client"] == f"{name}-3", "all")
+        tasks.cancel_scope.cancel()
+    assert {each["client"] for each in seen} == {name, f"{name}-3"}
+    own = [each for each in seen if each["client"] == name and not each["packet"].startswith("PING")]
+    assert [(each["way"], each["packet"]) for each in own[:4]] == [
+        ("in", "SUBSCRIBE"), ("out", "SUBACK"), ("out", "PUBLISH"), ("in", "PUBACK")
+    ]  # fmt: skip
+    assert own[0]["filters"] == [f"{name}/# QoS 1"]
+    assert own[1]["reasons"] == [1]
+    assert (own[2]["topic"], own[2]["payload"], own[2]["qos"]) == (f"{name}/x", "c2VjcmV0", 1)
+    assert own[3]["id"] == own[2]["id"]
+    assert [(each["packet"], each.get("user"), each.get("reason")) for each in own[4:7]] == [
+        ("DISCONNECT", None, 0), ("CONNECT", "ada", None), ("CONNACK", None, 0)
+    ]  # fmt: skip
+    assert not any("hidden" in json.dumps(each) for each in seen)
+    [published] = [each for each in seen if each["client"] == f"{name}-3" and each["packet"] == "PUBLISH"]
+    assert (published["payload_bytes"], "payload" in published) == (10, False)
+    code, out, _ = await run(server, fleet_prefix, "client", "trace", f"{name}-4", "--for", "100ms")
+    assert (code, out) == (0, "")
+    async with Broker(Settings(url=server.url, prefix=fleet_prefix)) as operator:
+        newest = (await Audit(operator.client, operator.keys).newest())[0]
+    assert (newest.what, f"{name}-4" in newest.before, newest.result) == (
+        "trace-client", True, f"saw 0 packets of {name}-4"
+    )  # fmt: skip
 
 
 async def test_the_dashboard_shows_connections_and_ends_one_for_those_who_may(

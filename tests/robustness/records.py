@@ -62,6 +62,7 @@ NO_RECORDS: Final = {
     "wake": "a channel without data",
     "gateway_alive": "a channel without data",
     "broadcast": "a channel: nothing is stored",
+    "trace": "a channel: nothing is stored",
     "device": "the keys `inbox`, `session`, `expiry` and `wake` together",
     "scratch": "keys that the start-up check makes and removes within a call",
 }

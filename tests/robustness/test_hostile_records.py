@@ -17,9 +17,9 @@ from typing import Any, Final, get_args
 import pytest
 
 from rsmq import Broker, Settings
+from rsmq.control.audit import Audit
 from rsmq.control.look import Look
 from rsmq.control.search import Criteria, FindState, Search
-from rsmq.dashboard.audit import Audit
 from rsmq.dashboard.history import HistorySampler
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.heartbeat.registration import longer_leases, read_members

@@ -64,6 +64,10 @@ class ClientConnection(ClientLink):
             return
         self.heard = self._loop.time()
         self._counts["bytes received"] += len(data)
+        if self._trace is not None:
+            self._trace.came(data)
+            if self._trace.has_ended:
+                self._trace = None
         self._act(self._machine.feed(data), len(data))
 
     def _act(self, packets: list[packet.Packet], size: int = 0) -> None:
@@ -149,6 +153,10 @@ class ClientConnection(ClientLink):
         self.client_id = granted.client_id
         self.expiry = granted.expiry
         self._keep_alive = granted.keep_alive
+        if context.clients.watches and (watches := context.clients.watches.of(self.client_id)):
+            self.watch(watches)
+            assert self._trace is not None
+            self._trace.connects(request)
         await admit(context, self, request, self._peer)
         if self.is_closed:
             return

@@ -13,6 +13,7 @@ from rsmq.gateway.connections.counts import Counts
 from rsmq.gateway.connections.delivery import Delivery
 from rsmq.gateway.connections.peer import Peer
 from rsmq.gateway.connections.rules import GatewayRules
+from rsmq.gateway.connections.tracing import ClientTrace, Watch
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.protocol import encode, packet
@@ -64,7 +65,7 @@ class ClientLink:
 
     __slots__ = (
         "_at_eof", "_counts", "_delivery", "_has_ended", "_is_reading", "_largest", "_loop", "_machine", "_outgoing",
-        "_peer", "_reader", "_rules", "_transport", "client_id", "inbound", "is_bridge", "is_closed", "level",
+        "_peer", "_reader", "_rules", "_trace", "_transport", "client_id", "inbound", "is_bridge", "is_closed", "level",
         "requests", "rights", "subscriptions", "user",
     )  # fmt: skip
 
@@ -97,6 +98,8 @@ class ClientLink:
         self.subscriptions: dict[str, packet.Subscription] = {}
         self.requests: list[packet.Subscribe | packet.Unsubscribe] = []
         """Those that are not answered yet."""
+        self._trace: ClientTrace | None = None
+        """Shows its packets to operators who watch it."""
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
 
@@ -134,6 +137,8 @@ class ClientLink:
         if self._outgoing:
             data = self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
             self._outgoing.clear()
+            if self._trace is not None:
+                self._trace.went(data)
             self._counts["bytes sent"] += len(data)
             self._transport.write(data)
         if self._at_eof and not (self.is_closed or self._owes):
@@ -172,6 +177,10 @@ class ClientLink:
         """A request for subscriptions is answered: further ones may come."""
         self._machine.requests -= 1
         self._resume()
+
+    def watch(self, watches: list[Watch]) -> None:
+        """From now on these operators see its packets, and no others."""
+        self._trace = ClientTrace(watches, self.level, self._machine.rest) if watches else None
 
     # -- the inbox -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Final
 from rsmq.gateway.connections.client_link import ClientLink
 from rsmq.gateway.connections.counts import Counts
 from rsmq.gateway.connections.limits import Arrivals
+from rsmq.gateway.connections.tracing import Watches
 from rsmq.gateway.fleet.filter_tree import FilterTree
 from rsmq.gateway.fleet.history import LetterHistory
 from rsmq.gateway.fleet.message import Published, combine
@@ -78,7 +79,7 @@ class Clients:
     Invariant: each subscription of a connection that is listed here, and of no other, is in the tree.
     """
 
-    def __init__(self, options: GatewayOptions, counts: Counts) -> None:
+    def __init__(self, options: GatewayOptions, counts: Counts, watches: Watches) -> None:
         self._options = options
         self._counts = counts
         self.connections: dict[str, ClientLink] = {}
@@ -93,6 +94,8 @@ class Clients:
         self._addresses = Tally()
         self._users = Tally()
         self._bans = BanList()
+        self.watches = watches
+        """Operators who watch clients."""
 
     # -- how many --------------------------------------------------------------------------------------------------
 
@@ -206,6 +209,12 @@ class Clients:
         if client is not None:
             self._counts["kicked"] += 1
             client.close(ReasonCode.ADMINISTRATIVE_ACTION, "an operator has ended the connection")
+
+    def trace(self, request: str) -> None:
+        """An operator asks for the packets of a client, which may connect later."""
+        client_id = self.watches.obey(request)
+        if client_id is not None and (client := self.connections.get(client_id)) is not None:
+            client.watch(self.watches.of(client_id))
 
     def ban(self, bans: BanList, now_ms: int) -> None:
         """These bans are in force from now on: end the connections that fall under one."""

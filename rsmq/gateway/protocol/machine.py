@@ -104,6 +104,11 @@ class Machine:
         return self._held
 
     @property
+    def rest(self) -> bytes:
+        """The bytes that wait."""
+        return b"".join(self._parts)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether packets wait because of the state of the connection, so that reading may pause."""
         return (
@@ -185,7 +190,7 @@ class Machine:
 
     def goodbye(self) -> Disconnect | None:
         """The DISCONNECT in the bytes that wait."""
-        data, at = b"".join(self._parts), 0
+        data, at = self.rest, 0
         try:
             while at < len(data):
                 body, end = read_frame(data, at, len(data), self._limits.packet_size)

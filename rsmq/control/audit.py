@@ -1,4 +1,4 @@
-"""The audit stream: who did what with the dashboard, and the state before and after."""
+"""The audit stream: who did what with the dashboard, or watched a client, and the state before and after."""
 
 from __future__ import annotations
 
