@@ -175,7 +175,7 @@ def test_every_statement_of_the_standard_is_listed_once_with_tests_that_exist() 
     there = {name for path in HERE.glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))}
     assert set(re.findall(r"test_\w+", text)) - there == set()
     listed = [
-        f"{section}-{number}" for section, first, last in RANGE.findall(text)
+        f"{section}-{number}" for section, first, last in RANGE.findall(text.partition("## Where public suites")[0])
         for number in range(int(first), int(last or first) + 1)
     ]  # fmt: skip
     wanted = [

@@ -21,7 +21,9 @@ class Watch:
     """One operator who watches one client; it ends when the operator has not asked again for a while."""
 
     def __init__(self, order: TraceOrder, now_ms: Clock, tell: Tell) -> None:
-        self._order, self._now_ms, self._tell = order, now_ms, tell
+        self._order = order
+        self._now_ms = now_ms
+        self._tell = tell
         self._until_ms = 0
         self._lines: list[bytes] = []
         self._second, self._number = 0, 0
