@@ -82,8 +82,6 @@ class Heartbeat:
         self._loop_lag = LoopLag()
         self._is_out = False
         self.last_confirmed = monotonic()  # read by other threads
-        self.works_since: float | None = None
-        """`awake` at the first success since the last failure."""
         self.trouble = ""
         """Why the last renewal failed; empty if it did not. Read by other threads."""
 
@@ -121,6 +119,11 @@ class Heartbeat:
     def absences(self) -> int:
         """How often that has begun."""
         return self._presence.absences
+
+    def works_since(self, topic: str, group: str) -> float | None:
+        """`awake` since when the server has renewed this member of a group without failure; None: it does not now. On
+        a cluster that is the node of the group: others may be away."""
+        return self._registration.works_since(topic, group)
 
     def rest(self) -> None:
         """Close the connections of both threads until the next `join`, if this member is in no group and has no lease:
@@ -215,8 +218,6 @@ class Heartbeat:
             try:
                 self._renew_all(client)
                 self.last_confirmed = monotonic()
-                if self.works_since is None:
-                    self.works_since = awake()
                 self.trouble = ""
                 if self._is_out:
                     log.info("the heartbeat of %s works again", self.member)
@@ -225,7 +226,6 @@ class Heartbeat:
             except (RedisError, OSError) as error:
                 (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
                 self._is_out = True
-                self.works_since = None
                 self.trouble = str(translate(error, self._connector.url))
                 client.disconnect()  # it may lead to a server that is no longer the master
                 self._ending.wait(min(interval / RETRIES_PER_INTERVAL, LONGEST_PAUSE))
@@ -243,12 +243,16 @@ class Heartbeat:
         own = self._keys.presence(self.member)
         touches = [list(self._touches(each)) for each in in_flight]
         renewals = [lease.renewal(self._ttl) for lease in leases]
-        replies = client.pipelined([
-            *renewals,
-            *[touch for each in touches for touch in each],
-            probe(own) if client.is_cluster else ("PUBSUB", "NUMSUB", own),
-            *self._registration.renewals(memberships),
-        ])  # fmt: skip
+        try:
+            replies = client.pipelined([
+                *renewals,
+                *[touch for each in touches for touch in each],
+                probe(own) if client.is_cluster else ("PUBSUB", "NUMSUB", own),
+                *self._registration.renewals(memberships),
+            ])  # fmt: skip
+        except (RedisError, OSError):
+            self._registration.missed()
+            raise
         for (lease, on_lost), reply in zip(leases.items(), replies, strict=False):
             if reply == OK:
                 lease.prolong(deadline)
@@ -264,6 +268,10 @@ class Heartbeat:
             each for each in (*replies[: len(leases)], *touched, subscribers, *renewed) if isinstance(each, Exception)
         ]
         if errors:  # raised last: one node of a cluster may be away, and the other nodes have been served
+            if client.is_cluster:  # what this member says about itself, such as that it cannot read at that node
+                self._registration.confirm(client, memberships, renewed)
+            else:
+                self._registration.missed()
             raise errors[0]
         if memberships and subscribers in (0, [own.encode(), 0]):
             self._presence.renew()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import anyio
@@ -16,7 +16,7 @@ from rsmq.heartbeat.liveness import Liveness
 from rsmq.heartbeat.registration import read_members
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
-from rsmq.model.record import exact_text
+from rsmq.model.record import exact_text, whole
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce, listeners
@@ -31,6 +31,20 @@ SOON: Final = 0.01
 """Seconds between two checks whether the server has seen the end of a process."""
 GONE_SECONDS: Final = 0.2
 """Between two looks whether a dead member's heartbeat key has ended."""
+
+
+UNREADABLE: Final = "unreadable"
+"""What a member says about itself with its heartbeat: the partitions that it cannot read, such as `3,7`."""
+
+
+def read_numbers(found: bytes) -> frozenset[int]:
+    """Partitions as a member has written them. Another client may have written anything there."""
+    return frozenset(number for each in found.split(b",") if (number := whole(each)) is not None)
+
+
+def write_numbers(partitions: Iterable[int]) -> str:
+    """The same, to be written."""
+    return ",".join(map(str, sorted(partitions)))
 
 
 def _rounded_up(seconds: float) -> float:
@@ -103,12 +117,14 @@ class Membership:
         self._presence_interval = settings.presence_interval.total_seconds()
         grace = settings.presence_grace.total_seconds()
         self._watches_presence = grace > 0
+        self._asks_for = (UNREADABLE,) if client.is_cluster else ()
         self._liveness = Liveness(member, ttl=settings.lease_ttl.total_seconds(), grace=grace)
         self._members: list[str] = []
         self._refresh_wanted = asyncio.Event()
         self._waiters: dict[asyncio.Event, None] = {}  # woken in their order
         self._members_due = 0.0
         self._was_out = False
+        self._unreadable = frozenset[int]()  # by this member
         self.changes = 0
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
@@ -117,6 +133,8 @@ class Membership:
         """What the group holds, as its record says."""
         self.asked = 0.0
         """When the server was asked for it."""
+        self.unreadable: dict[str, frozenset[int]] = {}
+        """On a cluster: the partitions that members, also this one, cannot read."""
         self.is_member = True
         """Whether this member takes part. If not, `live` has it all the same, but it owns nothing."""
         self.clock = clock or ServerClock()
@@ -161,6 +179,18 @@ class Membership:
         self.is_member = is_member
         self.wake()
 
+    def can_own(self, partition: int) -> bool:
+        """Whether this member takes part, and can read a partition."""
+        return self.is_member and partition not in self._unreadable
+
+    def exclude(self, partitions: frozenset[int]) -> None:
+        """This member cannot read these partitions, and can read all others. What it tells the others of that comes
+        later: until then two may be meant to own one, and its lease decides."""
+        if self._unreadable != partitions:
+            self._unreadable = partitions
+            self.unreadable = {**self.unreadable, self._member: partitions}
+            self.wake()
+
     def wake(self) -> None:
         """Count a change and end every `wait`."""
         self.changes += 1
@@ -180,7 +210,7 @@ class Membership:
             del self._waiters[event]
 
     async def _check(self) -> None:
-        is_refresh, was = self._members_due == 0.0, (self.paused, self.holds)
+        is_refresh, was = self._members_due == 0.0, (self.paused, self.holds, self.unreadable)
         try:
             if monotonic() >= self._members_due:
                 await self._check_members()
@@ -193,7 +223,7 @@ class Membership:
             self._was_out = True
             self._liveness.failed()
         before = self.absent
-        self._update_view(is_refresh or (self.paused, self.holds) != was)
+        self._update_view(is_refresh or (self.paused, self.holds, self.unreadable) != was)
         if any(map(self._liveness.has_ended, self.absent - before)):
             await self._announce_end()
 
@@ -217,12 +247,15 @@ class Membership:
         about = self._topic, self._group
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
         asked = monotonic()
-        seconds, micros, paused, self.holds, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
+        seconds, micros, paused, self.holds, *found = await self._ask(LOOK_AT_MEMBERS, names, self._asks_for)
         self.asked = asked
         now = monotonic()
         named = [(exact_text(raw), is_there) for raw, is_there in zip(found[::2], found[1::2], strict=True)]
+        if self._asks_for:
+            said = {member: read_numbers(word) for member, word in named if member is not None and word not in (0, 1)}
+            self.unreadable = {**said, self._member: self._unreadable}
         self._members = sorted(member for member, _ in named if member is not None)
-        alive = [member for member, is_there in named if member is not None and is_there]
+        alive = [member for member, is_there in named if member is not None and is_there != 0]
         self.clock.saw(asked, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_members(now, self._members, alive)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rsmq.model.clock import awake
 from rsmq.model.keys import Keys
 from rsmq.model.member import read_info
 from rsmq.redis.client.connector import BlockingClient, Client
@@ -31,6 +32,8 @@ class GroupMembership:
     info: str
     on_change: Callable[[], None]
     vitals: Callable[[], Mapping[str, object]] = dict
+    works_since: float | None = None
+    """`awake` at the first renewal since the last one that had no answer. Read by other threads."""
     confirmed: Future[None] = field(default_factory=Future)
     written: str = ""
     """What the server was told last."""
@@ -83,13 +86,30 @@ class Registration:
     def confirm(self, client: BlockingClient, memberships: Sequence[GroupMembership], replies: Sequence[Any]) -> None:
         """Write again what the replies to `renewals` show to be missing.
 
-        Nothing else is written: PEXPIRE also works when the server is out of memory.
+        Nothing else is written: PEXPIRE also works when the server is out of memory. A reply may be an error: on a
+        cluster the nodes of some groups answer, and those of others do not.
         """
         for each, *is_there in zip(memberships, replies[0::2], replies[1::2], strict=True):
+            if any(isinstance(one, Exception) for one in is_there):
+                each.works_since = None
+                continue
+            if each.works_since is None:
+                each.works_since = awake()
             if not all(is_there) or each.written != each.info:
                 self.write(client, each)
             with suppress(InvalidStateError):  # the waiting task was cancelled
                 each.confirmed.set_result(None)
+
+    def missed(self) -> None:
+        """No group was renewed."""
+        for each in self.memberships:
+            each.works_since = None
+
+    def works_since(self, topic: str, group: str) -> float | None:
+        """`awake` since when a group is renewed without failure; None: it is not. From any thread."""
+        with self._lock:
+            found = self._memberships.get((topic, group))
+        return None if found is None else found.works_since
 
     def write(self, client: BlockingClient, membership: GroupMembership) -> None:
         """The key goes first: a member of the set without a key counts as dead."""

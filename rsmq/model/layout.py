@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -109,6 +109,11 @@ class Layout(Counted):
     def owned_with(self, bases: Sequence[int]) -> list[int]:
         """These partitions of the first block, and those of the other blocks that have the same owner."""
         return [block.first + base for block in self.blocks for base in bases]
+
+    def bases_of(self, numbers: Iterable[int]) -> frozenset[int]:
+        """The partitions of the first block whose owner has one of these."""
+        wanted = frozenset(numbers)
+        return frozenset(number - block.first for block in self.blocks for number in block.numbers if number in wanted)
 
     @property
     def waits(self) -> bool:

@@ -34,7 +34,8 @@ class ProbeInput:
     one, and `refused` what the server has answered for a lease instead of doing it. `turned` and `read` are the ages of
     the last turn of each handler's slowest read loop, and of its last turn without an error. `broken` says why a
     handler's pool cannot go on, and `unclaimed` how long the first ready message of a handler has waited although a
-    task was free. `apart` says why a handler takes no part in its group. Busy tasks are no trouble, however long their
+    task was free. `apart` says why a handler takes no part in its group, and `unreadable` which partitions
+    of a cluster it cannot read and why. Busy tasks are no trouble, however long their
     handlers run.
     """
 
@@ -53,6 +54,7 @@ class ProbeInput:
     broken: Mapping[str, str] = field(default_factory=dict)
     unclaimed: Mapping[str, float] = field(default_factory=dict)
     apart: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
     failure: str | None = None
 
 
@@ -113,6 +115,8 @@ def _not_ready(seen: ProbeInput, limits: HealthLimits) -> Iterator[str]:
         yield "the worker is not serving yet"
     for handler, trouble in seen.apart.items():
         yield f"{handler} takes no part in its group: {trouble}"
+    for handler, trouble in seen.unreadable.items():
+        yield f"{handler} leaves partitions to other members: {trouble}"
     if seen.loop_late >= LATE:
         yield f"the event loop has been blocked for {seen.loop_late:.1f} s{_by(seen)}"
     if seen.heartbeat_age is not None and seen.heartbeat_age >= limits.heartbeat:
@@ -186,6 +190,7 @@ class WorkerProbe:
             read={name: now - min(each.last_success for each in some) for name, some in fetchers.items()},
             broken={name: why for name, why in pools.items() if why is not None},
             apart={repr(each.handler): why for each in worker.consumers if (why := each.participation.trouble)},
+            unreadable={repr(each.handler): why for each in worker.consumers if (why := each.participation.unreadable)},
             unclaimed={name: monotonic() - since for name, (_, since) in self._unclaimed.items()},
         )
 

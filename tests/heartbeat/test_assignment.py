@@ -51,6 +51,28 @@ def test_assignment_with_weights_gives_each_member_its_share(partitions: int, we
         assert abs(list(owners.values()).count(member) - partitions * weight / total) < 1 + 1e-6
 
 
+@given(PARTITIONS, MEMBERS, st.data())
+def test_partition_goes_to_a_member_that_can_read_it(partitions: int, members: list[str], data: st.DataObject) -> None:
+    """If there is one. Each has one owner all the same, and what all can read fills up the shares."""
+    some = st.frozensets(st.integers(0, partitions - 1))
+    unreadable = data.draw(st.dictionaries(st.sampled_from(members), some))
+    owners = assign(partitions, members, "t/g", unreadable)
+    assert sorted(owners) == list(range(partitions))
+    for partition, owner in owners.items():
+        able = {member for member in members if partition not in unreadable.get(member, ())}
+        assert owner in able or not able
+    barred = len(frozenset().union(*unreadable.values()))
+    assert max(list(owners.values()).count(member) for member in members) <= -(-partitions // len(members)) + barred
+
+
+def test_member_that_cannot_read_some_partitions_has_its_share_of_the_others() -> None:
+    """The loads differ by at most one, where that is possible."""
+    owners = assign(8, ["a", "b"], "t/g", {"a": frozenset({0, 1, 2})})
+    assert [owners[number] for number in range(3)] == ["b"] * 3
+    assert sorted(owners.values()) == ["a"] * 4 + ["b"] * 4
+    assert assign(8, ["a", "b"], "t/g", {"a": frozenset()}) == assign(8, ["a", "b"], "t/g")
+
+
 def test_assignment_without_members_is_empty() -> None:
     """No error is raised."""
     assert assign(8, []) == {}

@@ -11,12 +11,13 @@ from typing import Final
 
 import anyio
 
+from rsmq.consumer.owning.node_watch import NodeWatch
 from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.errors import BrokerError, BrokerUnavailable
 from rsmq.heartbeat.heartbeat import Heartbeat
-from rsmq.heartbeat.membership import Membership, refuse_mixed_ordering
+from rsmq.heartbeat.membership import UNREADABLE, Membership, refuse_mixed_ordering, write_numbers
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, to_ms
 from rsmq.model.log_throttle import ThrottledLog
@@ -39,6 +40,9 @@ class Participation:
     read. It joins when its reading connection is open and has been allowed to read, and the settling one answers. One
     whose reads, or settlements, fail for a lease while its heartbeat works gives its partitions back and leaves; it
     goes on trying, and joins again. An outage of the server fails the heartbeat as well: then no member leaves.
+
+    On a cluster this holds for each node: a member gives back the partitions of the nodes that it cannot read, tells
+    the others which these are, and keeps the rest. It leaves when it can read none.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class Participation:
         self._rest = Backoff(self._lease_seconds / 2, LONGEST_REST)
         self._throttled = ThrottledLog(log)
         self._joined_at = 0.0
+        is_split = context.client.is_cluster and context.handler.distribution == "hash"
+        self._nodes = NodeWatch(context, fetchers) if is_split else None
         self.trouble = ""
         """Why this member takes no part in its group; empty while it does."""
 
@@ -107,7 +113,10 @@ class Participation:
 
     async def _open(self) -> None:
         """Until the connections that read and settle are open."""
-        await self._fetchers.wait_until_reading()
+        await self._fetchers.wait_until_reading(self._probes())
+        if self._nodes is not None:
+            self._nodes.begin()
+            self._membership.exclude(self._nodes.partitions)
         while True:
             try:
                 return await self._settler.check()
@@ -115,9 +124,15 @@ class Participation:
                 self.trouble = str(error)
                 await asyncio.sleep(CHECK_SECONDS)
 
+    def _probes(self) -> list[int]:
+        """The partitions whose readers are to be open before this member joins."""
+        if self._nodes is not None:
+            return self._nodes.one_of_each()
+        return list(self._context.topic.numbers) if self._context.client.is_cluster else []
+
     async def _register(self) -> None:
         handler = self._context.handler
-        info = {
+        info: dict[str, object] = {
             "handler": handler.name,
             "concurrency": handler.concurrency,
             "lease_ttl_ms": to_ms(self._context.settings.lease_ttl),
@@ -125,6 +140,8 @@ class Participation:
             "layout": self._context.topic.layout.version,
             "gc_every": gc.get_threshold()[0] if gc.isenabled() else 0,
         }
+        if self._nodes is not None:
+            info[UNREADABLE] = write_numbers(self._nodes.partitions)
         refresh = self._membership.refresh
         await self._heartbeat.join(self._context.topic.name, handler.group, info, refresh, self._vitals)
 
@@ -144,6 +161,7 @@ class Participation:
         """Until cancelled: leave when this member cannot do its work, and join again when it can."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
+            self._look_at_nodes()
             trouble = await self._lasting_trouble()
             if trouble is None:
                 if awake() - self._joined_at > 2 * self._lease_seconds:
@@ -158,14 +176,48 @@ class Participation:
             log.info("%s takes part in %s again", self._context.member, self._context.name)
             self._membership.take_part(is_member=True)
 
+    @property
+    def _works_since(self) -> float | None:
+        """`awake` since when this member could have done its work: it has joined, and its heartbeat works."""
+        since = self._heartbeat.works_since(self._context.topic.name, self._context.handler.group)
+        return None if since is None else max(since, self._joined_at)
+
+    def _look_at_nodes(self) -> None:
+        """Give back the partitions of nodes that cannot be read, or take part there again."""
+        works_since = self._works_since
+        if self._nodes is None or works_since is None or not self._nodes.look(works_since):
+            return
+        partitions, name = self._nodes.partitions, self._context.name
+        if partitions:
+            self._throttled.warn(
+                f"{self._context.member} cannot read partitions {write_numbers(partitions)} of {name} and leaves them "
+                f"to other members, it goes on trying", self._nodes.trouble,
+            )  # fmt: skip
+        else:
+            log.info("%s can read all partitions of %s again", self._context.member, name)
+        self._heartbeat.tell(
+            self._context.topic.name, self._context.handler.group, **{UNREADABLE: write_numbers(partitions)}
+        )
+        self._membership.exclude(partitions)
+
+    @property
+    def unreadable(self) -> str:
+        """On a cluster: which partitions this member cannot read, and why; empty if it can read all. May be read by any
+        thread."""
+        if self._nodes is None or not (partitions := self._nodes.partitions):
+            return ""
+        return f"{write_numbers(partitions)} cannot be read: {self._nodes.trouble}"
+
     async def _lasting_trouble(self) -> str | None:
         """What has kept this member from reading or settling for a lease, while its heartbeat worked."""
-        works_since = self._heartbeat.works_since
+        works_since = self._works_since
         if works_since is None:
             return None
+        if self._nodes is not None:
+            return self._nodes.trouble if self._nodes.partitions.issuperset(self._context.topic.numbers) else None
         for each in (self._fetchers, self._settler):
             since = each.failing_since
-            if since is not None and awake() - max(since, works_since, self._joined_at) >= self._lease_seconds:
+            if since is not None and awake() - max(since, works_since) >= self._lease_seconds:
                 if each is self._settler and await self._settles():
                     continue
                 return each.trouble

@@ -75,6 +75,7 @@ class Rebalancer:
                 seen = self._membership.changes
                 self._drop_lost()
                 assigned = self._assigned()
+                self._fetchers.keep(assigned)
                 try:
                     await self._take_missing(assigned)
                 except BrokerError as error:
@@ -92,7 +93,8 @@ class Rebalancer:
         if not self._membership.is_member:
             return set()
         topic = self._context.topic
-        owners = assign(topic.partitions, self._owners(), self._context.name)
+        barred = {member: topic.layout.bases_of(found) for member, found in self._membership.unreadable.items()}
+        owners = assign(topic.partitions, self._owners(), self._context.name, barred)
         own = [partition for partition, owner in owners.items() if owner == self._member]
         return set(topic.layout.owned_with(own))
 
@@ -173,7 +175,7 @@ class Rebalancer:
                 await self._lifecycle.resume(lane)
         except BrokerError as error:
             log.warning("cannot hand over %r yet: %s", lane, error)
-            if self._membership.is_member:
+            if self._membership.can_own(lane.partition):
                 await self._lifecycle.resume(lane)
             else:  # it can neither read nor settle: what it has runs elsewhere when its lease ends
                 lane.lease.lose()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from itertools import cycle
+from collections.abc import Collection, Mapping
 
 import anyio
 import anyio.abc
@@ -21,7 +21,7 @@ from rsmq.errors import BrokerError, ConfigError
 log = logging.getLogger("rsmq.consumer")
 
 FIRST_SECONDS = 1.0
-"""On a cluster: how long a node may take for the first reading connection, before the next one is tried."""
+"""On a cluster: how much longer than the first node the others may take for a reading connection."""
 REAP_SECONDS = 1.0
 """A fetcher whose partition is not ours any more keeps its connection this long, because the lease may come back."""
 
@@ -41,6 +41,7 @@ class Fetchers:
         self._fetchers: dict[int | str, Fetcher] = {}
         self._scopes: dict[int | str, anyio.CancelScope] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._assigned, self._probes = frozenset[int](), frozenset[int]()
         self.is_paused = False
 
     @property
@@ -64,7 +65,7 @@ class Fetchers:
     def _reap(self, idle: set[int | str]) -> set[int | str]:
         """End the fetchers that were idle the last time, too; returns those that are idle now."""
         free = {partition for partition, fetcher in self._fetchers.items() if not fetcher.is_read_late}
-        without = free - self._lanes.keys()
+        without = free - self._lanes.keys() - self._assigned - self._probes
         for partition in without & idle:
             self._fetchers.pop(partition)
             self._scopes.pop(partition).cancel()
@@ -84,6 +85,17 @@ class Fetchers:
             self._scopes[key] = scope = anyio.CancelScope()
             self._tasks.start_soon(self._serve, fetcher, scope)
         return fetcher
+
+    def keep(self, assigned: Collection[int]) -> None:
+        """These partitions are to be ours: their fetchers go on trying, however long that takes."""
+        self._assigned = frozenset(assigned)
+
+    def probe(self, partitions: Collection[int]) -> None:
+        """The fetchers of these go on trying, too, to find out whether their nodes can be read."""
+        self._probes = frozenset(partitions)
+        if self._tasks is not None:
+            for partition in partitions:
+                self._fetcher(partition)
 
     def _key(self, partition: int) -> int | str:
         """The name of the fetcher that reads a partition: on a single server its band."""
@@ -121,14 +133,25 @@ class Fetchers:
             except (BrokerError, ConfigError) as error:
                 log.debug("cannot end a late read: %s", error)
 
-    async def wait_until_reading(self) -> None:
+    async def wait_until_reading(self, probes: Collection[int]) -> None:
         """Until a reading connection is open and has been allowed to read. On a cluster each partition has one of its
-        own, which is opened before its lease is taken; here it is asked of the first node that answers."""
-        partitions = self._context.topic.numbers if self._is_split else (0,)
-        for partition in cycle(partitions):
-            with anyio.move_on_after(FIRST_SECONDS):
+        own, which is opened before its lease is taken; here `probes` are asked, one partition of each node, and the
+        nodes that are slower than the first one have a second more."""
+        if not self._is_split:
+            await self.wait_for_reader(0)
+            return
+        self.probe(probes)
+        async with anyio.create_task_group() as tasks:
+            is_first_open = asyncio.Event()
+
+            async def wait(partition: int) -> None:
                 await self.wait_for_reader(partition)
-                break
+                is_first_open.set()
+
+            for partition in probes:
+                tasks.start_soon(wait, partition)
+            await is_first_open.wait()
+            tasks.cancel_scope.deadline = anyio.current_time() + FIRST_SECONDS
 
     async def rest(self, seconds: float) -> None:
         """Close the reading connections for so long."""
@@ -140,6 +163,10 @@ class Fetchers:
         """`awake` since when no fetcher can read; None if one can, or none is needed."""
         since = [fetcher.failing_since for fetcher in self.active]
         return None if not since or None in since else max(each for each in since if each is not None)
+
+    def by_partition(self) -> Mapping[int, Fetcher]:
+        """On a cluster: the fetcher of each partition that has one."""
+        return {key: fetcher for key, fetcher in self._fetchers.items() if isinstance(key, int)}
 
     @property
     def trouble(self) -> str:

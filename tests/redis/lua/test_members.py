@@ -13,10 +13,10 @@ from rsmq.redis.scripts import LOOK_AT_MEMBERS
 pytestmark = pytest.mark.anyio
 
 
-async def look(client: Client, keys: Keys) -> list[Any]:
+async def look(client: Client, keys: Keys, *args: str) -> list[Any]:
     """One call of look_at_members."""
     names = (keys.members("t", "g"), keys.group("t", "g"), keys.alive("t", "g", ""))
-    return await LOOK_AT_MEMBERS(client, names)
+    return await LOOK_AT_MEMBERS(client, names, args)
 
 
 async def test_look_at_members_of_an_unknown_group_returns_only_the_clock(client: Client, keys: Keys) -> None:
@@ -38,3 +38,14 @@ async def test_look_at_members_reports_heartbeats_and_pause(client: Client, keys
         assert found == paused
         assert dict(zip(members[::2], members[1::2], strict=True)) == {b"lives": 1, b"is gone": 0}
         await client.execute_command("HSET", keys.group("t", "g"), "paused", "1")
+
+
+async def test_look_at_members_reports_what_members_of_a_cluster_cannot_read(client: Client, keys: Keys) -> None:
+    """As they have written it with their heartbeat; what another client has written counts as nothing said."""
+    for name, info in (("reads all", '{"unreadable": ""}'), ("some", '{"a": 1, "unreadable": "3,17"}'), ("odd", "{")):
+        await client.execute_command("SET", keys.alive("t", "g", name), info)
+    await client.execute_command("SADD", keys.alive("t", "g", "a set"), "x")
+    await client.execute_command("SADD", keys.members("t", "g"), "reads all", "some", "odd", "a set", "is gone")
+    _, _, _, _, *members = await look(client, keys, "unreadable")
+    found = dict(zip(members[::2], members[1::2], strict=True))
+    assert found == {b"reads all": 1, b"some": b"3,17", b"odd": 1, b"a set": 1, b"is gone": 0}

@@ -1,9 +1,10 @@
 #!lua flags=no-writes
 -- PURPOSE  Read a group for its members: the members, which of them have a heartbeat key, whether the group is paused,
---          and what it holds.
+--          what it holds, and on a cluster which partitions each member cannot read.
 -- KEYS     1 set of member ids  2 group hash  3 a heartbeat's key without the member id
--- ARGV     (none)
+-- ARGV     none, or 1 'unreadable': the heartbeats' own words about that are wanted
 -- RETURNS  {seconds, microseconds (the server's clock), paused ('1' or ''), holds or '', member, heartbeat:0|1, ...}
+--          With ARGV 1 a heartbeat that names partitions is their numbers, such as '3,7', in place of 1
 -- WHY      Every member asks at every heartbeat, so it is one command. It derives keys from ids that it has read, which
 --          is allowed only in a script without writes; the keys have the group's hash tag, so they are in its slot.
 --          Keys expire by the clock that it returns, so a jump of the clock is seen together with the keys it has
@@ -13,6 +14,11 @@ local about = redis.call('HMGET', KEYS[2], 'paused', 'holds')
 local found = { time[1], time[2], about[1] or '', about[2] or '' }
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   found[#found + 1] = member
-  found[#found + 1] = redis.call('EXISTS', KEYS[3] .. member)
+  if ARGV[1] then
+    local info = redis.pcall('GET', KEYS[3] .. member) -- another client may have written another type
+    found[#found + 1] = info and (type(info) == 'string' and info:match('"unreadable": "([%d,]+)"') or 1) or 0
+  else
+    found[#found + 1] = redis.call('EXISTS', KEYS[3] .. member)
+  end
 end
 return found
