@@ -89,6 +89,9 @@ Where = Annotated[
 Job = Annotated[
     str | None, typer.Option(metavar="NAME", help="The job's name. Default: made of its options. A job runs once.")
 ]
+Band = Annotated[
+    str | None, typer.Option(help="The band of the target for all messages, such as bulk. Default: normal.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count, and show what would be done.")]
 
 
@@ -209,6 +212,7 @@ def replay(
         bool, typer.Option("--with-cancelled", help="Also messages that were cancelled or replaced.")
     ] = False,
     rate: Annotated[float | None, typer.Option(min=0.01, help="Messages a second. Default: no limit.")] = None,
+    band: Band = None,
     job: Job = None,
     dry_run: DryRun = False,
     password_env: PasswordEnv = None,
@@ -223,7 +227,7 @@ def replay(
         jobs, show, engines = load("jobs.replay"), load("spark.session"), load("jobs.engine")
         what = jobs.ReplayOptions(
             whole_path(source), topic_names(topics), to, since, until, tuple(key or ()), where, rate, job, expires,
-            with_cancelled,
+            with_cancelled, band,
         )  # fmt: skip
         if engine == "arrow" and where is not None:
             raise ConfigError("--where is SQL, which Spark understands: use --engine spark")
@@ -286,6 +290,7 @@ def send(
         timedelta | None,
         typer.Option(parser=duration_argument, metavar="DURATION", help="How long letters live, as 1h."),
     ] = None,
+    band: Band = None,
     where: Where = None,
     job: Job = None,
     dry_run: DryRun = False,
@@ -298,9 +303,11 @@ def send(
     """Send the rows of files as messages or letters, each once. If interrupted, run it again to continue."""
     if expires is not None and device is None:
         raise typer.BadParameter("messages do not expire: --expires needs --device")
+    if band is not None and device is not None:
+        raise typer.BadParameter("letters have no bands: leave out --band, or --device")
     with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
         jobs, show = load("jobs.send"), load("spark.session")
-        what = jobs.SendOptions(absolute(path), to, key, value, id, device, where, job, expires)
+        what = jobs.SendOptions(absolute(path), to, key, value, id, device, where, job, expires, band)
         work = jobs.SendJob(spark, what, options)
         with show.progress_bar("counting", as_json, spark):
             plan = work.plan()

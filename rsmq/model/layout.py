@@ -26,6 +26,8 @@ END_OF_NUMBERS: Final = 10_000
 WITH_BANDS: Final = ", bands"
 """What the distribution of a group ends with where its topic has bands. A worker that knows no bands would read only
 one of them; it does not know this distribution either, and refuses to start."""
+EVERY_VERSION: Final = 2**53 - 1
+"""What a member says that reads the layout anew before each read: no band waits until it has seen it."""
 BAND: Final = re.compile(r"[a-z0-9_-]{1,32}", re.ASCII)
 
 BlockState = Literal["added", "open", "closed"]

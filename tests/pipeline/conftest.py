@@ -23,6 +23,7 @@ from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.pipeline import register
 from rsmq.pipeline.java import use_java
+from tests.pipeline.query import Query
 from tests.pipeline.vault import Vault
 from tests.servers import Server
 
@@ -140,6 +141,20 @@ def reading(spark: SparkSession, connection: dict[str, str]) -> Callable[..., Da
         return spark.read.format("rsmq").options(**connection, **options).load()
 
     return read
+
+
+@pytest.fixture
+def queries(connection: dict[str, str]) -> Iterator[Any]:
+    """`queries(subscribe=...)`: a query; all are stopped afterwards."""
+    made: list[Query] = []
+
+    def make(**options: object) -> Query:
+        made.append(Query(connection, **options))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.reader.stop()
 
 
 @pytest.fixture

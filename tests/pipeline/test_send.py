@@ -11,6 +11,7 @@ import pytest
 
 from rsmq.broker import Broker
 from rsmq.errors import ConfigError, RsmqError
+from rsmq.model.layout import single
 from rsmq.model.settings import Settings
 from rsmq.pipeline.jobs.send import SendJob, SendOptions
 from rsmq.pipeline.report.report import ReportOptions, collect
@@ -54,9 +55,14 @@ def test_send_interrupted_sends_each_row_once(vault: Vault, audience: str) -> No
 
 
 def test_send_with_where_and_value_sends_these_rows_as_text(vault: Vault, audience: str) -> None:
-    """A filter and a column as the payload: what was left out is not sent, and text stays text."""
-    send(vault, audience, "texts", value="text", where="language = 'ko' AND number < 6").run()
-    entries = [canonical(each) for part in vault.entries("texts", 8) for each in part]
+    """A filter and a column as the payload: what was left out is not sent, and text stays text. All go to a band."""
+    vault.make("texts", 1)
+    layout = single(1).with_bands(("urgent", "normal", "bulk")).opened()
+    vault.server.hset(vault.keys.topic("texts"), "layout", layout.to_text())
+    send(vault, audience, "texts", value="text", where="language = 'ko' AND number < 6", band="bulk").run()
+    normal, urgent, bulk = vault.entries("texts", 3)
+    assert normal == urgent == []
+    entries = [canonical(each) for each in bulk]
     assert sorted(each[b"data"] for each in entries) == [b"Hallo 1", b"Hallo 3", b"Hallo 5"]
 
 
@@ -65,6 +71,7 @@ def test_send_with_where_and_value_sends_these_rows_as_text(vault: Vault, audien
     [
         ("nothing.csv", {}, "there is no file"),
         ("", {"key": "custommer"}, "the file has no column 'custommer': it has number, customer, language, text"),
+        ("", {"band": "Bulk!"}, "'Bulk!' is no name of a band"),
         ("", {"where": "nothing > 1"}, "--where 'nothing > 1' is not valid SQL"),
     ],
 )

@@ -3,79 +3,24 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from rsmq.errors import ConfigError
 from rsmq.inspector.doctor.facts import gather
 from rsmq.inspector.doctor.rules import check_served
 from rsmq.inspector.retention_holds import retention_holds
 from rsmq.model.settings import Settings
-from rsmq.pipeline.format.offsets import DataLoss, Offsets, Range
-from rsmq.pipeline.format.reader import StreamReader
-from rsmq.pipeline.source import RsmqSource
+from rsmq.pipeline.format.offsets import DataLoss, Offsets
 from rsmq.pipeline.spark.errors import spark_errors
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.topics import Topics
 from tests.pipeline.conftest import Store
-
-Offset = dict[str, Any]
-ALL = ReadAllAvailable()
-
-
-class Query:
-    """What Spark does with a stream reader, without Spark: offsets as text between the calls, tasks from pickles."""
-
-    def __init__(self, connection: dict[str, str], **options: object) -> None:
-        source = RsmqSource({**connection, **{name: str(value) for name, value in options.items()}})
-        self.reader: StreamReader = source.streamReader(source.schema())
-        self.offset = self._text(self.reader.initialOffset())
-
-    def batch(self, limit: ReadLimit = ALL) -> list[str]:
-        """The values of one micro-batch; afterwards the query stands behind it."""
-        end = self.latest(limit)
-        values, self.offset = self.values(self.offset, end), end
-        return values
-
-    def latest(self, limit: ReadLimit = ALL) -> str:
-        """How far the next micro-batch would go."""
-        return self._text(self.reader.latestOffset(json.loads(self.offset), limit))
-
-    def ranges(self, start: str, end: str) -> list[Range]:
-        """The tasks between two offsets."""
-        found = self.reader.partitions(json.loads(start), json.loads(end))
-        return [each for each in found if isinstance(each, Range)]
-
-    def values(self, start: str, end: str) -> list[str]:
-        """What the tasks between two offsets read."""
-        reader: StreamReader = pickle.loads(pickle.dumps(self.reader))
-        tasks = self.ranges(start, end)
-        return [value.decode() for task in tasks for each in reader.read(task) for value in each["value"].to_pylist()]
-
-    @staticmethod
-    def _text(offset: Offset) -> str:
-        return json.dumps(offset)
-
-
-@pytest.fixture
-def queries(connection: dict[str, str]) -> Iterator[Any]:
-    """`queries(subscribe=...)`: a query; all are stopped afterwards."""
-    made: list[Query] = []
-
-    def make(**options: object) -> Query:
-        made.append(Query(connection, **options))
-        return made[-1]
-
-    yield make
-    for query in made:
-        query.reader.stop()
 
 
 def add(store: Store, topic: str, partition: int, *values: int) -> None:

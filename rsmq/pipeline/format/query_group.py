@@ -2,7 +2,8 @@
 
 Its position in each partition is that of the last batch that Spark has committed. It has no deliveries of its own:
 Spark's checkpoint says what is read, and the group follows. Its member is the query that runs; it is gone when the
-query ends, and 15 minutes after its process has died.
+query ends, and 15 minutes after its process has died. It reads the layout of a topic at each trigger, so a band that
+is added need not wait for it: the group is made there before anything is stored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pydantic_core import to_json
 
 from rsmq.errors import BrokerError, ConfigError, GroupMissing, RsmqError
 from rsmq.model.clock import now_ms
+from rsmq.model.layout import EVERY_VERSION, WITH_BANDS, plain_distribution
+from rsmq.model.record import text
 from rsmq.pipeline.format.offsets import Offsets, Position, Stream
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.streams import QUERY, as_dict
@@ -66,8 +69,9 @@ class QueryGroup:
     def _check(self, topic: str) -> None:
         """Raise ConfigError if the group is not that of a query."""
         found = self._connection.ask("HGET", self._connection.keys.group(topic, self._name), "distribution")
-        if found not in (None, QUERY.encode()):
-            raise self._taken(topic, f"workers (distribution {found.decode()!r})")
+        distribution = QUERY if found is None else plain_distribution(text(found))
+        if distribution != QUERY:
+            raise self._taken(topic, f"workers (distribution {distribution!r})")
 
     def _taken(self, topic: str, owner: str) -> ConfigError:
         return ConfigError(
@@ -80,9 +84,11 @@ class QueryGroup:
         keys = self._connection.keys
         if topic not in self._topics:
             self._connection.ask("HSETNX", keys.group(topic, self._name), "created_ms", now_ms())
-            self._connection.ask("HSETNX", keys.group(topic, self._name), "distribution", QUERY)
+            has_layout = self._connection.ask("HGET", keys.topic(topic), "layout") is not None
+            stored = QUERY + WITH_BANDS if has_layout else QUERY
+            self._connection.ask("HSETNX", keys.group(topic, self._name), "distribution", stored)
             self._topics.add(topic)
-        about = to_json({"handler": "a query of Spark", "concurrency": 1}).decode()
+        about = to_json({"handler": "a query of Spark", "concurrency": 1, "layout": EVERY_VERSION}).decode()
         self._connection.ask("SET", keys.alive(topic, self._name, self._member), about, "PX", ALIVE_MS)
         self._connection.ask("SADD", keys.members(topic, self._name), self._member)
 

@@ -107,6 +107,8 @@ class TopicSink:
     """Columns that the rows must have."""
     sends_ids: ClassVar[bool] = False
     """Whether the script call takes the message id of each row."""
+    needs_open_band: ClassVar[bool] = False
+    """Whether a row must come to the same partition when it is written again: not to `normal` first, then to a band."""
 
     def __init__(self, connection: TaskConnection, options: WriteOptions, find_topic: Callable[[str], Topic]) -> None:
         self._connection = connection
@@ -165,7 +167,7 @@ class TopicSink:
 
     def _targets(self, topic: Topic, batch: pa.RecordBatch, keys: BytesColumn, ids: BytesColumn) -> list[int]:
         """The partition of each row: by its key; without one its source partition, else by its id, else in turn."""
-        count, block = batch.num_rows, topic.open_block(self._options.band)
+        count, block = batch.num_rows, self._block(topic)
         if keys is not None and None not in keys:
             return [block.partition_for(key) for key in keys if key is not None]
         origins: list[int | None] = (
@@ -175,6 +177,17 @@ class TopicSink:
             return origins  # type: ignore[return-value]  # none of them is None
         rows = zip(keys or [None] * count, ids or [None] * count, origins, self._turns(batch), strict=True)
         return [choose_partition(key, message_id, origin, turn, block) for key, message_id, origin, turn in rows]
+
+    def _block(self, topic: Topic) -> Block:
+        """The partitions of the band. Raises ConfigError while they may become others."""
+        band, block = self._options.band, topic.open_block(self._options.band)
+        if self.needs_open_band and band is not None and block.band != band:
+            raise ConfigError(
+                f"band {band!r} is not open yet: with idempotence={self._options.idempotence} a row that is stored in "
+                f"the band normal now would be stored again later. Write again when it is open: see "
+                f"`rsmq topic show {topic.name}`"
+            )
+        return block
 
     def _turns(self, batch: pa.RecordBatch) -> Iterable[int]:
         """A number for each row, which decides its partition if nothing in the row does."""
@@ -235,7 +248,7 @@ class RestoreSink(TopicSink):
         if partition not in topic.numbers:
             raise ConfigError(
                 f"idempotence=id restores partition {partition}, but topic {topic.name!r} has {len(topic.numbers)} "
-                f"partitions: create it with as many as the original"
+                f"partitions: create it with as many as the original, and with its bands"
             )
         return [partition] * batch.num_rows
 
@@ -257,6 +270,7 @@ class MarkerSink(TopicSink):
 
     script = PUBLISH_MARKED
     needs = ("id_ms", "id_seq")
+    needs_open_band = True
 
     def __init__(self, connection: TaskConnection, options: WriteOptions, find_topic: Callable[[str], Topic]) -> None:
         super().__init__(connection, options, find_topic)
@@ -328,6 +342,7 @@ class DedupeSink(TopicSink):
     script = PUBLISH_UNSEEN
     needs = ("id",)
     sends_ids = True
+    needs_open_band = True
 
     def _extra_arguments(self, batch: PartitionBatch) -> tuple[list[str], list[Value]]:
         keys, name, partition = self._connection.keys, batch.topic.name, batch.partition

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from rsmq.errors import ConfigError
 from rsmq.model.clock import from_epoch_ms, now_ms
 from rsmq.model.keys import check_name
+from rsmq.model.layout import checked_band
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.pipeline.format.columns import ALL_GROUPS
 from rsmq.pipeline.jobs.archive_store import IDENTITY, ArchiveStore, Ends
@@ -36,7 +37,8 @@ class ReplayOptions:
 
     `where` is an SQL expression over the columns of the archive, in which `key` and `value` are text. `expiry`: what
     becomes of the moment at which a message expires: it moves by the message's age, is left out, or is kept as it was.
-    `with_cancelled`: also what was cancelled or replaced for every group when it was archived.
+    `with_cancelled`: also what was cancelled or replaced for every group when it was archived. `band`: that of the
+    target in which all of it is published; None: `normal`.
     """
 
     archive: str
@@ -50,6 +52,7 @@ class ReplayOptions:
     job: str | None = None
     expiry: Expiry = "shift"
     with_cancelled: bool = False
+    band: str | None = None
 
     @property
     def filters(self) -> dict[str, Any]:
@@ -63,7 +66,14 @@ class ReplayOptions:
             "where": self.where,
             "expiry": self.expiry,
             "with_cancelled": self.with_cancelled,
+            **({} if self.band is None else {"band": self.band}),
         }
+
+    @property
+    def sink(self) -> dict[str, str]:
+        """The options of the write."""
+        band = {} if self.band is None else {"band": self.band}
+        return {"topic": self.target, "idempotence": "marker", "jobId": self.name, **band}
 
     @property
     def name(self) -> str:
@@ -114,6 +124,8 @@ class ReplayJob(ABC):
 
     def __init__(self, store: ArchiveStore, options: ReplayOptions, connection: dict[str, str]) -> None:
         check_name("topic", options.target)
+        if options.band is not None:
+            checked_band(options.band)
         self._options = options
         self._connection = connection
         self._records = store
@@ -235,8 +247,7 @@ class SparkReplay(ReplayJob):
             .repartitionById(tasks, (number % tasks).cast("int"))
             .sortWithinPartitions("id_ms", "id_seq", "topic", "partition")
             .write.format("rsmq")
-            .options(**self._connection, **rate)
-            .options(topic=options.target, idempotence="marker", jobId=options.name)
+            .options(**self._connection, **rate, **options.sink)
             .mode("append")
             .save()
         )

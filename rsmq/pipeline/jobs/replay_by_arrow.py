@@ -72,10 +72,9 @@ class ArrowReplay(ReplayJob):
         """Write to the topic in one order: the sink keeps that of each key."""
         options = self._options
         rate = {} if options.rate is None else {"ratePerTask": f"{options.rate:.9f}"}
-        values = {"topic": options.target, "idempotence": "marker", "jobId": options.name}
         rows = self._rows(ends, ("topic", *STORED.names))
         rows = self._with_expiry(rows.filter(self._is_in(rows))).drop_columns(["cancelled"])
-        write_rows(write_options(self._connection | rate | values), rows_in_batches(rows))
+        write_rows(write_options(self._connection | rate | options.sink), rows_in_batches(rows))
 
     def _with_expiry(self, rows: pa.Table) -> pa.Table:
         """The rows with the moments at which their copies expire."""

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from rsmq.errors import ConfigError
 from rsmq.model.keys import check_name
+from rsmq.model.layout import checked_band
 from rsmq.pipeline.spark.errors import filter_rows, spark_errors
 
 DURATION: Final = TypeAdapter(timedelta)
@@ -45,7 +46,7 @@ class File(NamedTuple):
 class SendOptions:
     """The options of a send. `key`, `id`, `value`, `device` name columns; without `value` the row is sent as JSON.
 
-    `topic`: the target, or, with `device`, the topic of the letters.
+    `topic`: the target, or, with `device`, the topic of the letters. `band`: of the target; None: `normal`.
     """
 
     path: str
@@ -57,6 +58,7 @@ class SendOptions:
     where: str | None = None
     job: str | None = None
     expires: timedelta | None = None
+    band: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class SendJob:
     def __init__(self, spark: SparkSession, options: SendOptions, connection: dict[str, str]) -> None:
         if options.device is None:
             check_name("topic", options.topic)
+        if options.band is not None:
+            checked_band(options.band)
         self._spark = spark
         self._options = options
         self._connection = connection
@@ -102,6 +106,8 @@ class SendJob:
         options = {"jobId": self.job, "idempotence": "marker", "topic": self._options.topic}
         if self._options.device is not None:
             options["target"] = "inbox"
+        if self._options.band is not None:
+            options["band"] = self._options.band
         if self._options.expires is not None:
             options["expires"] = DURATION.dump_python(self._options.expires, mode="json")
         with spark_errors(), result_file() as path:
@@ -142,6 +148,7 @@ class SendJob:
         options = self._options
         content = [
             self._files, options.topic, options.key, options.value, options.id, options.device, options.where,
+            *([] if options.band is None else [options.band]),
         ]  # fmt: skip
         return f"send-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}"
 
