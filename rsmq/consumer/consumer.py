@@ -16,6 +16,7 @@ from rsmq.consumer.owning.participation import Participation
 from rsmq.consumer.owning.rebalancer import Rebalancer
 from rsmq.consumer.owning.shared import SharedDistribution
 from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.reading.questions import Questions
 from rsmq.consumer.reading.read_ahead import ReadAhead
 from rsmq.consumer.reading.reclaimer import Reclaimer
 from rsmq.consumer.reading.retry_poller import RetryPoller
@@ -106,8 +107,9 @@ class Consumer:
         self._read_on()
         self._serve_bands()
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
+        self._questions = Questions(context, self._runner, self.holds)
         self.participation = Participation(
-            context, heartbeat, self.membership, self.fetchers, self.settler, self._vitals
+            context, heartbeat, self.membership, self.fetchers, self.settler, self._vitals, self._questions.ask
         )
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
@@ -350,6 +352,7 @@ class Consumer:
             tasks.start_soon(role)
         tasks.start_soon(self._reclaimer.cancellations.run)
         tasks.start_soon(self._read_ahead.run)
+        tasks.start_soon(self._questions.run)
 
     async def _watch_group(self) -> None:
         """Follow the membership: pause or resume reading, and use a quota of calls that has grown."""

@@ -1,18 +1,20 @@
-"""What cancelling and rescheduling share: the groups that a message is for, and waiting for the answer of its owner."""
+"""What asks the members of a group: which groups a message is for, and waiting for the answer of its owner."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
+from uuid import uuid4
 
 from rsmq.control.finder import Found
-from rsmq.errors import ConfigError
+from rsmq.errors import ConfigError, NotPermitted
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
+from rsmq.model.delivery_state import DeliveryQuestion, DeliveryState, read_delivery_state
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
-from rsmq.redis.pubsub import announce
+from rsmq.redis.pubsub import announce, ask_members
 from rsmq.redis.streams import group_names
 
 MOST_ATTEMPTS: Final = 1000
@@ -20,6 +22,10 @@ MOST_ATTEMPTS: Final = 1000
 FIRST_PAUSE: Final = 0.005
 LONGEST_PAUSE: Final = 0.25
 """Seconds between two questions for the answer of the owner."""
+ANSWER_SECONDS: Final = 0.5
+"""So long a member has to say what a message waits for: one whose event loop is blocked does not."""
+ANSWER_PAUSES: Final = (0.002, 0.02)
+"""Seconds between two looks for its answer: the first, and the longest."""
 
 
 async def groups_of_message(client: Client, keys: Keys, found: Found, group: str | None) -> list[str]:
@@ -65,3 +71,25 @@ class Waking:
         """Let them look, and leave the owner some time."""
         await self.wake()
         await asyncio.sleep(self._backoff.next())
+
+
+async def ask_member(client: Client, keys: Keys, at: tuple[str, int, str], entry_id: bytes) -> DeliveryState | None:
+    """What a message waits for, as the member says that has it: `at` is topic, partition and group.
+
+    None if no member answers: there is none, it is busy, of an older version, or the user of the server may not
+    publish in the channel of the group.
+    """
+    question = DeliveryQuestion(at[1], entry_id, uuid4().hex)
+    try:
+        heard = await ask_members(client, keys, at[0], at[2], question.pack())
+    except NotPermitted:
+        return None
+    if not heard and not client.is_cluster:
+        return None
+    deadline, backoff = awake() + ANSWER_SECONDS, Backoff(*ANSWER_PAUSES)
+    while awake() < deadline:
+        await asyncio.sleep(backoff.next())
+        packed = await client.execute_command("GET", keys.reply(question.request))
+        if packed is not None:
+            return read_delivery_state(packed)
+    return None

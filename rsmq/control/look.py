@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
-from rsmq.control.asking import MOST_ATTEMPTS
+from rsmq.control.asking import MOST_ATTEMPTS, ask_member
 from rsmq.control.finder import Finder, Found, candidates
 from rsmq.control.status import (
+    ASKED,
     MOST_BEFORE,
     GroupStatus,
     MessageStatus,
     Report,
+    as_member_says,
     dead_status,
     expired,
     group_status,
@@ -20,6 +23,7 @@ from rsmq.dlq import DeadLetter
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import LOCATED_ID, sent_ms
 from rsmq.redis.client.connector import Client
+from rsmq.redis.holds import holds_of
 from rsmq.redis.scripts import FIND_ENTRY, LOOK_AT_MESSAGE, SEEK_ENTRY
 from rsmq.redis.streams import group_names
 from rsmq.redis.topics import Topic
@@ -67,16 +71,23 @@ class Look:
             await self._finder.entry(found.topic, found.partition, report.behind.decode()) if report.behind else None
         )
         status = group_status(group, message.entry_id, report, behind=behind.message.id if behind else "")
+        if status.state in ASKED:
+            status = as_member_says(status, await ask_member(self._client, keys, at, message.entry_id))
         status = replace(status, expired=expired(message, status, int(report.now)))
         if status.state == "unread":
             seek = (report.delivered, message.entry_id, MOST_BEFORE + 1)
             before, _ = await SEEK_ENTRY(self._client, names[:1], seek)
-            return replace(status, before=max(0, before - 1))
+            return replace(status, before=max(0, before - 1), until=await self._held_until(*at, int(report.now)))
         if status.state == "settled":
             after = message.stream_id.partition("-")[0]  # its dead letter may be the first one of that millisecond
             letter = await self._letter(*at, "dlq.origin", message.stream_id, after)
             return status if letter is None else dead_status(group, letter, status.failed)
         return status
+
+    async def _held_until(self, topic: str, _partition: int, group: str, now_ms: int) -> datetime | None:
+        """Until when all messages of a group are held; None: they are not."""
+        holds = await holds_of(self._client, self._keys, topic, group)
+        return next((each.until for each in holds if not each.name and each.until_ms > now_ms), None)
 
     async def _letter(
         self, topic: str, partition: int, group: str, field: str, value: str, after: str

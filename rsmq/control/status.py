@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 from rsmq.dlq import DeadLetter
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
 from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
-from rsmq.model.words import count
+from rsmq.model.words import count, number
 
 State = Literal["delayed", "stored", "cancelled", "removed", "archived", "unknown"]
 GroupState = Literal[
     "unread",
     "waiting_for_key",
     "waiting_for_turn",
+    "waiting_for_rate",
+    "waiting_for_permit",
+    "held",
+    "ready",
     "running",
     "waiting_for_retry",
     "settled",
@@ -37,15 +42,22 @@ class GroupStatus:
 
     - `unread`: no member has it yet; `before` messages are delivered first.
     - `waiting_for_key`: `member` has it, and `behind`, an earlier message of its key, is not done.
-    - `waiting_for_turn`: `member` has it and has provably not started it: it waits for a rate, or for the turn of its
-      tenant.
-    - `running`: in the hands of `member` since `since`: it runs, or starts next.
+    - `waiting_for_turn`: it waits for the turn of `tenant`. If its member has not answered: for that or for a rate; it
+      has provably not started.
+    - `waiting_for_rate`, `waiting_for_permit`: it waits for the rate, or a permit, of `name`; None: of the handler.
+    - `held`: nothing of `name` starts until `until`; an empty name is all messages of the group.
+    - `ready`: it starts when a slot is free.
+    - `running`: in the hands of `member` since `since`: it runs. If its member has not answered: or it starts next.
     - `waiting_for_retry`: attempt `attempt` failed with `error`; the next one is due at `due`.
     - `settled`: this group is done with it. If `expired` is a time, it was handled before then, or dropped: the server
       keeps nothing that tells which.
     - `dead`: a dead letter, with `reason` and `error`; `letter` is its id for `rsmq dlq replay`.
     - `cancelled`: not handled, and it will not be.
     - `not_addressed`: a replayed dead letter of another group.
+
+    What a message waits for is known to its member, which is asked, and has half a second to answer. `before`: how many
+    messages of its partition that wait for the same thing start before it; `tenant`: in whose flow. `until` of an
+    unread message: all messages of the group are held until then.
 
     `attempt` counts the attempts that are charged. `error` is that of the last failed one. `failed` has the attempts
     that were followed by a retry, oldest first, at most the last ten; those of a dead letter come before its `error`.
@@ -65,21 +77,38 @@ class GroupStatus:
     letter: str | None = None
     failed: tuple[FailedAttempt, ...] = ()
     expired: datetime | None = None
+    name: str | None = None
+    tenant: str | None = None
+    until: datetime | None = None
 
     @property
     def text(self) -> str:
         """The state in this group, as a sentence."""
         many = "at least " if self.before == MOST_BEFORE else ""
+        until = f"{self.until:%Y-%m-%d %H:%M:%S} UTC" if self.until is not None else ""
         last = f"; the last attempt failed: {self.error}" if self.error else ""
         if self.expired is not None:
             last += f"; it expired at {self.expired}, so it does not start any more"
         match self.state:
             case "unread":
-                return f"unread, {many}{count(self.before or 0, 'message')} before it{last}"
+                held = f"; all messages of the group are held until {until}" if until else ""
+                return f"unread, {many}{count(self.before or 0, 'message')} before it{held}{last}"
             case "waiting_for_key":
-                return f"waits behind {self.behind} of its key, in the hands of {self.member} since {self.since}{last}"
+                behind = self.behind or count(self.before or 0, "message")
+                return f"waits behind {behind} of its key, in the hands of {self.member} since {self.since}{last}"
             case "waiting_for_turn":
-                return f"waits for a rate or for its turn, in the hands of {self.member}: it has not started{last}"
+                what = "waits for a rate or for its turn" if self.before is None else "waits for its turn"
+                return f"{what}{self._flow_text}{last}"
+            case "waiting_for_rate":
+                return f"waits for the rate of {self.name or 'the handler'}{self._flow_text}{last}"
+            case "waiting_for_permit":
+                return f"waits for a permit of {self.name or 'the group'}{self._flow_text}{last}"
+            case "held":
+                return (
+                    f"held{f' until {until}' if until else ''} by {self.name or 'all messages'}{self._flow_text}{last}"
+                )
+            case "ready":
+                return f"ready: it starts when a slot is free{self._flow_text}{last}"
             case "running":
                 return f"in the hands of {self.member} since {self.since}, attempt {self.attempt}{last}"
             case "waiting_for_retry":
@@ -91,6 +120,13 @@ class GroupStatus:
             case "not_addressed":
                 return "a replayed dead letter of another group"
         return "settled" if self.expired is None else f"settled or expired: its time was over at {self.expired}"
+
+    @property
+    def _flow_text(self) -> str:
+        """Where a message that has not started stands."""
+        flow = "" if self.tenant is None else f", in the flow of {self.tenant}"
+        before = "" if self.before is None else f", {number(self.before)} before it"
+        return f"{flow}{before}, in the hands of {self.member}: it has not started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +221,24 @@ def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 
     )  # fmt: skip
 
 
-STARTABLE: Final = ("unread", "waiting_for_key", "waiting_for_turn", "waiting_for_retry", "settled")
+ASKED: Final = ("waiting_for_key", "waiting_for_turn", "running")
+"""States of which the member that has the message knows more than the server."""
+
+
+def as_member_says(status: GroupStatus, said: DeliveryState | None) -> GroupStatus:
+    """With what the member has said; None: nothing."""
+    if said is None:
+        return status
+    until = None if said.until_ms is None else from_epoch_ms(min(said.until_ms, LATEST_MS))
+    return replace(
+        status, state=said.state, before=said.before, name=said.name, tenant=said.tenant, until=until,
+    )  # fmt: skip
+
+
+STARTABLE: Final = (
+    "unread", "waiting_for_key", "waiting_for_turn", "waiting_for_rate", "waiting_for_permit", "held", "ready",
+    "waiting_for_retry", "settled",
+)  # fmt: skip
 """States in which an expired message does not start any more, or is settled."""
 
 

@@ -156,7 +156,10 @@ def failed_table(attempts: Sequence[FailedAttempt], group: str) -> Content:
 
 NOT_STORED: Final = "0-0"
 """The stream id of an entry that is delayed."""
-OPEN: Final = ("unread", "waiting_for_key", "waiting_for_turn", "running", "waiting_for_retry")
+OPEN: Final = (
+    "unread", "waiting_for_key", "waiting_for_turn", "waiting_for_rate", "waiting_for_permit", "held", "ready",
+    "running", "waiting_for_retry",
+)  # fmt: skip
 """The states in which a message can be cancelled for a group."""
 
 # -- messages that wait for a time ------------------------------------------------------------------------------------

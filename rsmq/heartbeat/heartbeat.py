@@ -78,7 +78,7 @@ class Heartbeat:
         self._is_needed = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-heartbeat-{member}", daemon=True)
-        self._presence = Presence(connector, settings, keys, member, self._on_change, self.fence)
+        self._presence = Presence(connector, settings, keys, member, self._on_change, self.fence, self._on_question)
         self._loop_lag = LoopLag()
         self._is_out = False
         self.last_confirmed = monotonic()  # read by other threads
@@ -148,9 +148,12 @@ class Heartbeat:
         info: Mapping[str, object],
         on_change: Callable[[], None],
         vitals: Callable[[], Mapping[str, object]] = dict,
+        on_question: Callable[[bytes], None] = lambda _question: None,
     ) -> None:
-        """Become a member; returns when the other members can see this one. `vitals`: see `GroupMembership`."""
-        membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change, vitals)
+        """Become a member; returns when the other members can see this one. `vitals`, `on_question`: see
+        `GroupMembership`."""
+        about = json.dumps({"member": self.member, **info})
+        membership = GroupMembership(topic, group, about, on_change, vitals, on_question)
         self._is_needed = True
         for channel in (self._keys.presence(self.member), self._keys.changes(topic, group)):
             await asyncio.wrap_future(self._presence.listen(channel))  # first: the others count its silence
@@ -330,6 +333,12 @@ class Heartbeat:
         for each in self._registration.memberships:
             if self._keys.changes(each.topic, each.group) == channel:
                 self._call(each.on_change)
+
+    def _on_question(self, channel: str, question: bytes) -> None:
+        """The members of one of the groups are asked something."""
+        for each in self._registration.memberships:
+            if self._keys.changes(each.topic, each.group) == channel:
+                self._call(partial(each.on_question, question))
 
     def _call(self, callback: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():

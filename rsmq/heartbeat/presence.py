@@ -99,11 +99,14 @@ class Presence:
         member: str,
         on_change: Callable[[str], None],
         on_absent: Callable[[], None],
+        on_question: Callable[[str, bytes], None] = lambda _channel, _question: None,
     ) -> None:
+        """`on_question` gets what is published with data, and its channel: that is no change."""
         self._connector = connector
         self._keys = keys
         self._member = member
         self._on_change, self._on_absent = on_change, on_absent
+        self._on_question = on_question
         self._grace = settings.presence_grace.total_seconds() * 0.8
         self._lock = threading.Lock()
         self._wanted: dict[str, Future[None]] = {keys.presence(member): Future()}
@@ -283,5 +286,7 @@ class Presence:
                 future = self._wanted.get(channel)
             if future is not None and not future.done():
                 future.set_result(None)
+        elif message["type"] == "message" and message["data"]:
+            self._on_question(channel, message["data"])
         elif message["type"] == "message":
             self._on_change(channel)

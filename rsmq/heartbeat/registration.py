@@ -24,7 +24,8 @@ LONGEST_LEASE_MS: Final = 86_400_000
 class GroupMembership:
     """One group that this member belongs to. `confirmed` is done when the other members can see this one.
 
-    `vitals` says what its messages do; it may be called from any thread.
+    `vitals` says what its messages do; it may be called from any thread. `on_question` is called in the loop with what
+    is asked of all members of the group.
     """
 
     topic: str
@@ -32,6 +33,7 @@ class GroupMembership:
     info: str
     on_change: Callable[[], None]
     vitals: Callable[[], Mapping[str, object]] = dict
+    on_question: Callable[[bytes], None] = lambda _question: None
     works_since: float | None = None
     """`awake` at the first renewal since the last one that had no answer. Read by other threads."""
     confirmed: Future[None] = field(default_factory=Future)

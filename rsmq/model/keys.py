@@ -198,7 +198,7 @@ class Keys:
         return self._channel(f"{self.prefix}:presence:{member}")
 
     def changes(self, topic: str, group: str) -> str:
-        """Channel: joins, leaves, releases, pauses and resets of a group. Messages carry no data."""
+        """Channel: joins, leaves, releases, pauses and resets of a group, without data; questions to its members."""
         return self._channel(f"{self.prefix}:{{{topic}}}:{group}:changes")
 
     def leader(self, work: str) -> str:

@@ -191,9 +191,10 @@ async def test_what_waits_for_a_rate_is_seen_everywhere(one: Broker, witness: Wi
         name, number = next(iter(lane.flows.named.counts()))
         assert name == ("noisy", "noisy")
         assert number == far_of(one)
-        waits = [*lane.flows.named.ids()]
+        waits, near = [*lane.flows.named.ids()], lane.flows.named.near[name]
         status = await one.look(f"{lane.partition}/{waits[5].decode()}", topic="t")
-        assert [(each.state, each.member) for each in status.groups] == [("waiting_for_turn", consumer.member)]
+        assert [(each.state, each.member) for each in status.groups] == [("waiting_for_rate", consumer.member)]
+        assert [(each.name, each.tenant, each.before) for each in status.groups] == [("noisy", "noisy", near + 5)]
         assert consumer._vitals()["waiting_by_tenant"] == {"noisy": 10 * PREFETCH - 2}
         assert consumer._vitals()["waiting_for_rate_by"] == {"noisy": 10 * PREFETCH - 1}
         assert consumer.tenants == [10 * PREFETCH - 2]

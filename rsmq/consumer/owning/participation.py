@@ -53,13 +53,14 @@ class Participation:
         fetchers: Fetchers,
         settler: Settler,
         vitals: Callable[[], Mapping[str, object]],
+        on_question: Callable[[bytes], None],
     ) -> None:
         self._context = context
         self._heartbeat = heartbeat
         self._membership = membership
         self._fetchers = fetchers
         self._settler = settler
-        self._vitals = vitals
+        self._vitals, self._on_question = vitals, on_question
         self._lease_seconds = context.settings.lease_ttl.total_seconds()
         self._rest = Backoff(self._lease_seconds / 2, LONGEST_REST)
         self._throttled = ThrottledLog(log)
@@ -143,7 +144,8 @@ class Participation:
         if self._nodes is not None:
             info[UNREADABLE] = write_numbers(self._nodes.partitions)
         refresh = self._membership.refresh
-        await self._heartbeat.join(self._context.topic.name, handler.group, info, refresh, self._vitals)
+        about = (self._context.topic.name, handler.group, info)
+        await self._heartbeat.join(*about, refresh, self._vitals, self._on_question)
 
     async def _refuse_mixed_ordering(self) -> None:
         """Again, now that the others see this member: one of two that start together must give way."""

@@ -140,6 +140,18 @@ class Flows:
         """How many messages wait behind a key."""
         return 0 if key is None else len(self.waiting.get(key, NONE))
 
+    def number_before(self, entry_id: bytes) -> tuple[int, Message | None] | None:
+        """How many messages of its key are before one that waits behind it, and that message unless only its id is
+        kept. None: it does not wait so."""
+        for flow in self.waiting.values():
+            for at, message in enumerate(flow):
+                if message.entry_id == entry_id:
+                    return 1 + at, message
+            at_id = flow.ids.position(entry_id) if flow.ids else None
+            if at_id is not None:
+                return 1 + len(flow) + at_id, None
+        return None
+
     def remove_behind(self, key: bytes, ids: Collection[bytes]) -> set[bytes]:
         """Remove messages behind a key. Returns their ids."""
         behind = self.waiting[key]

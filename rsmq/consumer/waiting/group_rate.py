@@ -15,13 +15,14 @@ import anyio
 from rsmq.consumer.waiting.allowance import AHEAD, HOLD_MS, Allowance, EvenAllowance, ages
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.consumer.waiting.limits import lag_of
+from rsmq.consumer.waiting.limits import lag_of, state_among
 from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.clock import monotonic
+from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 from rsmq.redis.scripts import TAKE_STARTS, Ask, Value
@@ -276,6 +277,12 @@ class GroupRate:
         for share in list(self._shares.values()):
             held[share.name] = sum(1 + queue.waits_behind(*pair) for pair in list(share.waiting) if queue.holds(*pair))
         return +held
+
+    def state_of(self, message: Message, lane: Lane) -> DeliveryState | None:
+        """Whether a held message waits for the rate of its name."""
+        name = self._naming.name(message)
+        share = None if name is None else self._shares.get(name)
+        return None if share is None else state_among("waiting_for_rate", share.name, share.waiting, message, lane)
 
     def name_of(self, message: Message) -> str | None:
         """What the rate counts a message by; None: it is not limited."""

@@ -15,7 +15,7 @@ import anyio
 
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.consumer.waiting.limits import FirstLimit, MessageRate, all_of
+from rsmq.consumer.waiting.limits import FirstLimit, MessageRate, all_of, state_among
 from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
@@ -23,6 +23,7 @@ from rsmq.errors import BrokerError, ConfigError
 from rsmq.handler.breaker import Breaker
 from rsmq.handler.retry import Park
 from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.held_name import EVERYTHING, HeldName, HoldKind, bounded_name, read_holds
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -151,6 +152,20 @@ class Holds:
         for name, pairs in list(self._waiting.items()):
             held[name] = sum(1 + queue.waits_behind(*pair) for pair in list(pairs) if queue.holds(*pair))
         return +held
+
+    def hold_of(self, message: Message) -> HeldName | None:
+        """What a message that has not started is held by."""
+        name = self._holding(self._name(message)) if self._held else None
+        return None if name is None else self._held[name]
+
+    def state_of(self, message: Message, lane: Lane) -> DeliveryState | None:
+        """Whether a message waits here."""
+        for name, pairs in self._waiting.items():
+            state = state_among("held", name, pairs, message, lane)
+            if state is not None:
+                held = self._held.get(name)
+                return state if held is None else replace(state, until_ms=held.until_ms)
+        return None
 
     @property
     def names(self) -> Sequence[HeldName]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 from rsmq.model.stream_id import parse_stream_id
@@ -38,6 +39,18 @@ class Ids:
     def first(self, count: int) -> list[bytes]:
         """Up to so many from the front."""
         return list(islice(self, count))
+
+    def position(self, entry_id: bytes) -> int | None:
+        """How many are before an id; None if it is not here."""
+        ms, seq = parse_stream_id(entry_id)
+        halves, at = self._halves, self._first
+        with suppress(ValueError):
+            while True:
+                at = halves.index(ms, at)
+                if (at - self._first) % 2 == 0 and halves[at + 1] == seq:
+                    return (at - self._first) // 2
+                at += 1
+        return None
 
     def drop(self, count: int) -> None:
         """So many at the front are gone."""

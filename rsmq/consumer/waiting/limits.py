@@ -16,6 +16,7 @@ from rsmq.consumer.waiting.raw_entries import RawEntries, key_of
 from rsmq.handler.rate_limit import Rate, Window
 from rsmq.heartbeat.assignment import quotas
 from rsmq.model.clock import ServerClock, monotonic
+from rsmq.model.delivery_state import DeliveredState, DeliveryState
 from rsmq.model.message import Message
 
 SHORTEST_PAUSE: Final = 0.001
@@ -44,6 +45,15 @@ def lag_of(rate: Rate) -> float:
     return max(SHORTEST_LAG, rate.per.total_seconds() / 100)
 
 
+def state_among(
+    state: DeliveredState, name: str, waiting: Iterable[tuple[Message, Lane]], message: Message, lane: Lane
+) -> DeliveryState | None:
+    """The state of a message that is one of those that wait for a name; before it are the earlier ones of its lane."""
+    own = [each for each, its in list(waiting) if its is lane]
+    at = next((at for at, each in enumerate(own) if each is message), None)
+    return None if at is None else DeliveryState(state, at, name)
+
+
 class MessageRate(Protocol):
     """A rate that tells messages apart: each has its own answer."""
 
@@ -68,6 +78,9 @@ class MessageRate(Protocol):
 
     def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages of which key, or name, wait for it. May be called from any thread."""
+
+    def state_of(self, message: Message, lane: Lane) -> DeliveryState | None:
+        """What a message that the queue holds waits for, if that is this limit."""
 
 
 class FirstLimit(MessageRate, Protocol):
@@ -178,6 +191,13 @@ class KeyRate:
                     held[key.decode(errors="backslashreplace")] += 1 + lane.flows.behind(key)
         return held
 
+    def state_of(self, message: Message, lane: Lane) -> DeliveryState | None:
+        """Whether a message waits for the rate of its key."""
+        key, windows = message.routing_key, lane.windows
+        if key is None or windows is None or not windows.is_full(key, monotonic()):
+            return None
+        return DeliveryState("waiting_for_rate", 0, key.decode(errors="backslashreplace"))
+
     def take_back(self, message: Message, lane: Lane) -> None:
         """A message that was counted now does not start: another rate holds it."""
         self._windows(lane).give_back((message.routing_key,))
@@ -259,6 +279,10 @@ class AllLimits:
         """How many messages of which key, or name, wait. May be called from any thread."""
         return sum((limit.waiting(lanes) for limit in self.limits), Counter[str]())
 
+    def state_of(self, message: Message, lane: Lane) -> DeliveryState | None:
+        """What a held message waits for."""
+        return next((state for each in self.limits if (state := each.state_of(message, lane)) is not None), None)
+
     def __repr__(self) -> str:
         return f"<AllLimits {self.limits!r}>"
 
@@ -304,6 +328,11 @@ class ConcurrencyLimit:
         if room <= 0:
             self._on_short()
         return max(0, room)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many calls run as may."""
+        return len(self._tasks) >= self._quota()
 
     def admits(self) -> bool:
         """Whether the calling task may start a message now. One that counts already may not after the quota shrank."""

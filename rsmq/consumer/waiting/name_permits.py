@@ -9,11 +9,13 @@ from typing import Any
 
 from rsmq.consumer.waiting.borrower import Borrower
 from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import state_among
 from rsmq.consumer.waiting.loan import InUse, Loan
 from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.handler.concurrency import Concurrency
+from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.message import Message
 
 log = logging.getLogger("rsmq.concurrency")
@@ -126,6 +128,12 @@ class NamePermits:
         for calls in list(self._names.values()):
             held[calls.name] = sum(1 + queue.waits_behind(*pair) for pair in list(calls.waiting) if queue.holds(*pair))
         return +held
+
+    def state_of(self, message: Message, lane: Lane) -> DeliveryState | None:
+        """Whether a held message waits for a permit of its name."""
+        name = self._naming.name(message)
+        calls = None if name is None else self._names.get(name)
+        return None if calls is None else state_among("waiting_for_permit", calls.name, calls.waiting, message, lane)
 
     def __repr__(self) -> str:
         return f"<NamePermits {self._limit}, {len(self._names)} names>"

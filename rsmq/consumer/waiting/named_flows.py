@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Final
 
 from rsmq.consumer.waiting.ids import Ids
@@ -130,12 +130,20 @@ class NamedFlows:
         return [(flow.name, len(flow.ids)) for flow in list(self._flows.values())]
 
     def before(self, entry_id: bytes) -> tuple[FlowName, int] | None:
-        """The flow that an id waits in, and how many are before it."""
+        """The flow that an id waits in, and how many of this flow are before it, with those in memory."""
         for flow in self._flows.values():
-            for at, each in enumerate(flow.ids):
-                if each == entry_id:
-                    return flow.name, at
+            at = flow.ids.position(entry_id)
+            if at is not None:
+                return flow.name, self.near.get(flow.name, 0) + at
         return None
+
+    def near_before(self, message: Message) -> tuple[FlowName, int] | None:
+        """The flow of a message in memory that has not started, and how many of this flow have come before it."""
+        name = self._near_of.get(message)
+        if name is None:
+            return None
+        earlier = takewhile(lambda each: each[0] is not message, list(self._near_of.items()))
+        return name, sum(each == name for _, each in earlier)
 
     # -- in memory --------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from rsmq.consumer.waiting.flow_names import FlowNames
@@ -18,6 +19,7 @@ from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.consumer.waiting.ready_bands import ReadyBands, TurnsOfBands
 from rsmq.consumer.waiting.turns import Turns
 from rsmq.handler.bands import BandRules
+from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.message import Message, RawEntry
 from rsmq.model.work import Work
 
@@ -473,6 +475,53 @@ class Queue:
             in_memory -= sum(self._turns.waiting().values())
         far = sum(count for name, count in self.far_in([lane.flows for lane in lanes]) if not self._waits_for(name))
         return Work(running, max(0, in_memory) + far, max(0, for_key), waits["rate"], parked)
+
+    def state_of(self, lane: Lane, entry_id: bytes) -> tuple[DeliveryState, Message | None] | None:
+        """What a message of a lane waits for, with the message unless only its id is kept.
+
+        None: it does not wait here, so it runs, waits for its retry, or is not in this member.
+        """
+        flows = lane.flows
+        if (found := flows.named.before(entry_id)) is not None:
+            return self._state_in(*found), None
+        if (behind := flows.number_before(entry_id)) is not None:
+            return DeliveryState("waiting_for_key", behind[0]), behind[1]
+        held = next((each for each in list(flows.held.values()) if each.entry_id == entry_id), None)
+        if held is not None:
+            state = None if self.message_rate is None else self.message_rate.state_of(held, lane)
+            tenant = None if self._names is None else self._names.of(held)[0]
+            return replace(state or DeliveryState("waiting_for_rate"), tenant=tenant), held
+        return self._state_of_ready(lane, entry_id)
+
+    def _state_in(self, name: FlowName, before: int) -> DeliveryState:
+        """The state of what waits in a named flow."""
+        if self._waits_for(name):
+            return DeliveryState("waiting_for_rate", before, name[1], name[0])
+        return DeliveryState("waiting_for_turn", before, None, name[0])
+
+    def _state_of_ready(self, lane: Lane, entry_id: bytes) -> tuple[DeliveryState, Message | None] | None:
+        before = 0
+        for each in [*self.ready, *self._suspects]:
+            if type(each) is RawEntries:
+                ids = [raw_id for raw_id, _ in each.entries] if each.origin is lane else []
+                if entry_id in ids:
+                    at = ids.index(entry_id)
+                    return self._state_if_ready(before + at), each.message(at)
+                before += len(each.entries)
+            elif each.origin is lane and each.entry_id == entry_id:
+                flow = lane.flows.named.near_before(each) if self._turns is not None else None
+                return (self._state_if_ready(before) if flow is None else self._state_in(*flow)), each
+            else:
+                before += 1
+        return None
+
+    def _state_if_ready(self, before: int) -> DeliveryState:
+        """The state of a ready message: it may wait for a limit of the whole handler."""
+        if self._is_closed:
+            return DeliveryState("waiting_for_rate", before)
+        if self.group_limit is not None and self.group_limit.is_full:
+            return DeliveryState("waiting_for_permit", before)
+        return DeliveryState("ready", before)
 
     def taker(self) -> Callable[[], Any]:
         """What takes the next ready message: `take`, or less where there is no limit."""

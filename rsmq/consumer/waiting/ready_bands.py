@@ -249,6 +249,11 @@ class ReservedSlots(ConcurrencyLimit):
             running[own] -= 1
         return running[band] < self._reserve.get(band, 0) or self._used(running) < self._unreserved()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many calls of the group run as may."""
+        return self._inner is not None and self._inner.is_full
+
     def admits(self) -> bool:
         """Whether the calling task may start a message now."""
         return (self._inner is None or self._inner.admits()) and self._ready().next_band() is not None
