@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rsmq.handler.breaker import Breaker
     from rsmq.handler.concurrency import Concurrency
     from rsmq.handler.dead_hook import Burial
+    from rsmq.handler.fallback import Fallback
     from rsmq.handler.rate_limit import Rate
     from rsmq.handler.retry import Hold, Reject, Retry, RetryPolicy
     from rsmq.handler.router import Router
@@ -63,6 +64,7 @@ else:
         "rsmq.handler.breaker": ("Breaker",),
         "rsmq.handler.concurrency": ("Concurrency",),
         "rsmq.handler.dead_hook": ("Burial",),
+        "rsmq.handler.fallback": ("Fallback",),
         "rsmq.handler.rate_limit": ("Rate",),
         "rsmq.handler.retry": ("Hold", "Reject", "Retry", "RetryPolicy"),
         "rsmq.handler.router": ("Router",),
@@ -90,6 +92,7 @@ __all__ = [
     "Cancelled",
     "Concurrency",
     "ConfigError",
+    "Fallback",
     "HandlerTimeout",
     "Hold",
     "Letter",

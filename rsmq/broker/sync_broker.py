@@ -136,6 +136,10 @@ class SyncTopic(Generic[T]):
         self.name = topic.name
         self.payload = topic.payload
 
+    def checked(self, payload: T) -> T:
+        """The payload. Raises ConfigError for one of another type."""
+        return self._topic.checked(payload)
+
     def publish(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """Store one message and return its ref, which is its id. The options are those of `Broker.publish`."""
         return self._topic.publish_sync(payload, **options)
@@ -150,7 +154,7 @@ class SyncTopic(Generic[T]):
         **options: Unpack[ManyOptions[T]],
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return self._broker.publish_many(self.name, self._topic._checked(items), **options)
+        return self._broker.publish_many(self.name, self._topic._checked_each(items), **options)
 
     @overload
     def handler(

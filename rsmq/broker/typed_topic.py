@@ -81,16 +81,15 @@ class TypedTopic(Generic[T]):
 
     async def publish(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """Store one message and return its id. The options are those of `Broker.publish`."""
-        self._check(payload)
-        return await self._broker.publish(self.name, payload, **options)
+        return await self._broker.publish(self.name, self.checked(payload), **options)
 
     async def publish_many(self, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return await self._broker.publish_many(self.name, self._checked(items), **options)
+        return await self._broker.publish_many(self.name, self._checked_each(items), **options)
 
     def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop, as `Broker.publish_sync`."""
-        return self._broker.publish_sync(self.name, self._check(payload), **options)
+        return self._broker.publish_sync(self.name, self.checked(payload), **options)
 
     @overload
     def handler(
@@ -111,11 +110,12 @@ class TypedTopic(Generic[T]):
 
         return register
 
-    def _checked(self, items: Iterable[T]) -> Iterable[T]:
+    def _checked_each(self, items: Iterable[T]) -> Iterable[T]:
         """The items, each checked when it is taken."""
-        return items if self._class is None and not self._refusal else map(self._check, items)
+        return items if self._class is None and not self._refusal else map(self.checked, items)
 
-    def _check(self, payload: T) -> T:
+    def checked(self, payload: T) -> T:
+        """The payload. Raises ConfigError for one of another type."""
         if self._refusal:
             raise ConfigError(f"nothing can be published to the typed topic {self.name!r}: {self._refusal}")
         if self._class is not None and not isinstance(payload, self._class):

@@ -17,6 +17,7 @@ from rsmq.control.status import (
     dead_status,
     expired,
     group_status,
+    handed_on_status,
     removed_or_unknown,
 )
 from rsmq.dlq import DeadLetter
@@ -81,7 +82,10 @@ class Look:
         if status.state == "settled":
             after = message.stream_id.partition("-")[0]  # its dead letter may be the first one of that millisecond
             letter = await self._letter(*at, "dlq.origin", message.stream_id, after)
-            return status if letter is None else dead_status(group, letter, status.failed)
+            if letter is not None:
+                return dead_status(group, letter, status.failed)
+            record = await self._record(*at, message.stream_id, after)
+            return status if record is None else handed_on_status(group, record, status.failed)
         return status
 
     async def _held_until(self, topic: str, _partition: int, group: str, now_ms: int) -> datetime | None:
@@ -93,15 +97,27 @@ class Look:
         self, topic: str, partition: int, group: str, field: str, value: str, after: str
     ) -> DeadLetter | None:
         """The dead letter of a message: it is newer than the message."""
-        dlq, start = self._keys.dlq(topic, partition, group), after
+        found = await self._entry(self._keys.dlq(topic, partition, group), field, value, after)
+        return None if found is None else DeadLetter._read(topic, partition, group, *found)
+
+    async def _record(
+        self, topic: str, partition: int, group: str, stream_id: str, after: str
+    ) -> dict[bytes, bytes] | None:
+        """Where a message went that was handed on to a fallback topic."""
+        found = await self._entry(self._keys.handed_on(topic, partition, group), "origin", stream_id, after)
+        return None if found is None else dict(zip(found[1][::2], found[1][1::2], strict=True))
+
+    async def _entry(self, stream: str, field: str, value: str, after: str) -> tuple[bytes, list[bytes]] | None:
+        """The first entry of a stream from `after` on with this value."""
+        start = after
         while start:
             entry_id, start = map(
-                bytes.decode, await FIND_ENTRY(self._client, (dlq,), (field, value, start, "+", PAGE))
+                bytes.decode, await FIND_ENTRY(self._client, (stream,), (field, value, start, "+", PAGE))
             )
             for found, fields in (
-                await self._client.execute_command("XRANGE", dlq, entry_id, entry_id) if entry_id else ()
+                await self._client.execute_command("XRANGE", stream, entry_id, entry_id) if entry_id else ()
             ):
-                return DeadLetter._read(topic, partition, group, found, fields)
+                return found, fields
         return None
 
     async def _not_found(self, message_id: str, topic: Topic, key: str | None) -> MessageStatus:

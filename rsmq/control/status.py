@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
@@ -12,6 +12,7 @@ from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
 from rsmq.model.message import Message
+from rsmq.model.record import whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, number
 
@@ -28,6 +29,7 @@ GroupState = Literal[
     "waiting_for_retry",
     "settled",
     "dead",
+    "handed_on",
     "cancelled",
     "not_addressed",
 ]
@@ -52,6 +54,8 @@ class GroupStatus:
     - `settled`: this group is done with it. If `expired` is a time, it was handled before then, or dropped: the server
       keeps nothing that tells which.
     - `dead`: a dead letter, with `reason` and `error`; `letter` is its id for `rsmq dlq replay`.
+    - `handed_on`: it failed for good, by `reason`, and went to the fallback topic `to_topic`, as the message `to_id`.
+      Known of the last 10 000 of a partition and group.
     - `cancelled`: not handled, and it will not be.
     - `not_addressed`: a replayed dead letter of another group.
 
@@ -80,6 +84,8 @@ class GroupStatus:
     name: str | None = None
     tenant: str | None = None
     until: datetime | None = None
+    to_topic: str | None = None
+    to_id: str | None = None
 
     @property
     def text(self) -> str:
@@ -115,6 +121,9 @@ class GroupStatus:
                 return f"waits for its retry at {self.due}, after attempt {self.attempt}{last}"
             case "dead":
                 return f"dead letter {self.letter}, {self.reason}: {self.error}"
+            case "handed_on":
+                tries = count(self.attempt or 0, "attempt")
+                return f"{self.reason} after {tries}, handed on to the fallback topic {self.to_topic} as {self.to_id}"
             case "cancelled":
                 return "cancelled"
             case "not_addressed":
@@ -258,6 +267,15 @@ def dead_status(group: str, letter: DeadLetter, failed: tuple[FailedAttempt, ...
     return GroupStatus(
         group, "dead", attempt=letter.attempts, reason=letter.reason, error=letter.error, letter=letter.id,
         since=letter.at, member=letter.member or None, failed=letter.history or failed,
+    )  # fmt: skip
+
+
+def handed_on_status(group: str, record: Mapping[bytes, bytes], failed: tuple[FailedAttempt, ...] = ()) -> GroupStatus:
+    """The status of a message that went to a fallback topic, from the fields of its record."""
+    attempts, topic, to = (record.get(name, b"") for name in (b"attempts", b"topic", b"to"))
+    return GroupStatus(
+        group, "handed_on", attempt=whole(text(attempts)) or 0, reason=text(record.get(b"reason", b"failed")),
+        to_topic=text(topic), to_id=text(to), failed=failed,
     )  # fmt: skip
 
 

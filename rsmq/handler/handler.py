@@ -17,6 +17,7 @@ from rsmq.handler.breaker import Breaker
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dependencies import with_dependencies
+from rsmq.handler.fallback import Fallback, checked_fallback
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
 from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, refusal_of
@@ -71,6 +72,7 @@ class Handler:
     around: tuple[Middleware, ...] = ()
     services: tuple[Service, ...] = ()
     on_dead: DeadFunction | None = None
+    fallback: Fallback | None = None
 
     @property
     def is_async(self) -> bool:
@@ -146,6 +148,12 @@ def build_handler(
     why = next((str(each.needs_thread) for each in services if hasattr(each, "needs_thread")), "")
     if why and signature.is_async:
         raise ConfigError(f"handler {title}: {why}")
+    try:
+        fallback = checked_fallback(
+            options.get("fallback"), payload, is_declared=payload is not UNDECLARED, replies=checked["replies"]
+        )
+    except ConfigError as error:
+        raise ConfigError(f"handler {title}: {error}") from None
     decode = decoder_for(signature.payload) if signature.has_payload else decode_nothing
     if signature.has_payload and (why := refusal_of(signature.payload)):
         log.warning("handler %s: %s. What it gets from rsmq is not what was published", title, why)
@@ -159,6 +167,7 @@ def build_handler(
         invoke=_refuse_shape if check.is_batch else signature.single_call(),
         invoke_batch=signature.batch_call() if check.is_batch else _refuse_shape,
         services=services,
+        fallback=fallback,
     )
 
 

@@ -13,12 +13,14 @@ from rsmq.errors import ConfigError
 from rsmq.handler.bands import BandRules, Pick
 from rsmq.handler.breaker import Breaker
 from rsmq.handler.concurrency import Concurrency
+from rsmq.handler.fallback import Fallback
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.tenants import TenantOf, Tenants, Weights
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import check_name
+from rsmq.model.named_topic import NamedTopic
 from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.publish_options import refuse_unknown
 from rsmq.model.stream_id import is_position
@@ -50,6 +52,7 @@ class SingleOptions(TypedDict, total=False):
     permits: Mapping[str, PermitLimits] | None
     output: str | Sequence[str] | None
     replies: bool
+    fallback: str | NamedTopic | Fallback | None
     pick: Pick
     aging: Duration | None
     reserve: Mapping[str, int] | None

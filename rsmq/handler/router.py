@@ -10,6 +10,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dead_hook import check_function as check_dead_function
 from rsmq.handler.error_hook import ErrorFunction, ErrorHook
+from rsmq.handler.fallback import circle_of
 from rsmq.handler.handler import Handler, build_handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import HandlerOptions
@@ -75,6 +76,8 @@ class Router:
         - `output`: a topic, or a list of topics; what the function returns is published there when the message is
           settled, with its key; None publishes nothing. With `batch` it returns a list, an error for a failed item.
         - `replies`: what the function returns answers `broker.request` (False).
+        - `fallback`: a topic, by its full name, for what has failed for good, or `Fallback("sms", payload=to_sms)`: it
+          is settled and stored there in one step, and becomes no dead letter (none).
         - `execution`: "inline" in the event loop, "thread" or "process" ("inline" for `async def`, else "thread").
         """
 
@@ -194,9 +197,20 @@ class Router:
                 f"group {handler.group!r} of topic {handler.topic!r} has a handler already: a group handles each "
                 f"message once, so give {handler.name} a group of its own"
             )
+        self._refuse_circle(handler)
         self.handlers.append(handler)
         for service in handler.services:
             self._add_service(service)
+
+    def _refuse_circle(self, handler: Handler) -> None:
+        """A message that fails in every topic of a circle of fallbacks would never end."""
+        every = [*self.handlers, handler]
+        ways = [(each.topic, each.fallback.target) for each in every if each.fallback is not None]
+        if handler.fallback is not None and (circle := circle_of(ways, handler.topic)):
+            raise ConfigError(
+                f"handler {handler.name}: fallbacks lead back to the topic {handler.topic!r} "
+                f"({' -> '.join(circle)}): leave the fallback of one of them out"
+            )
 
     def _add_schedule(self, schedule: Schedule) -> None:
         self._refuse_late(f"schedule {schedule.name}")

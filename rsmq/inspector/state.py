@@ -134,7 +134,8 @@ class MemberState:
     not settled. `work`: what it did with these messages at its last heartbeat. `waiting_for_rate_by`: the keys or names
     with most messages that wait for a rate, where the rate tells messages apart. `waiting_by_tenant`: the tenants with
     most messages that have not started and do not wait behind a key. `outputs_wait_for`: full topics
-    into which its handlers have published.
+    into which its handlers have published. `fallback`: the topic, and perhaps the group there, that get what fails for
+    good.
     """
 
     topic: str
@@ -153,6 +154,7 @@ class MemberState:
     waiting_for_rate_by: tuple[tuple[str, int], ...] = ()
     waiting_by_tenant: tuple[tuple[str, int], ...] = ()
     outputs_wait_for: tuple[str, ...] = ()
+    fallback: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,4 +310,5 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         waiting_for_rate_by=counts(most),
         waiting_by_tenant=counts(vital.get("waiting_by_tenant")),
         outputs_wait_for=tuple(targets_of(vital)),
+        fallback=(str(about["fallback"]), str(about.get("fallback_group", ""))) if "fallback" in about else None,
     )

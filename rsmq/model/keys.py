@@ -165,6 +165,10 @@ class Keys:
         """Stream: dead letters."""
         return f"{self.stream(topic, partition)}:{group}:dlq"
 
+    def handed_on(self, topic: str, partition: int, group: str) -> str:
+        """Stream: origin, id -> topic, id of messages that went to the fallback topic of their handler."""
+        return f"{self.stream(topic, partition)}:{group}:handed_on"
+
     def group(self, topic: str, group: str) -> str:
         """Hash: distribution, paused, created_ms."""
         return f"{self.prefix}:{{{topic}}}:{group}"

@@ -265,6 +265,13 @@ class Message:
         """Whether it becomes a dead letter when it expires; otherwise it is dropped."""
         return self._fields.get(ON_EXPIRY) == b"dead"
 
+    @property
+    def _expiry_fields(self) -> tuple[str, ...]:
+        """The fields of another entry that expires at the same moment, and in the same way."""
+        if self.is_plain or self.expires_ms is None:
+            return ()
+        return ("expires", str(self.expires_ms), *(("on_expiry", "dead") if self._becomes_dead else ()))
+
     def _lifetime(self, now_ms: int) -> int | None:
         """Milliseconds until it expires, at most 0 if it has. None: it never does."""
         return None if self.is_plain or self.expires_ms is None else self.expires_ms - now_ms

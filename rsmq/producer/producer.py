@@ -19,7 +19,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
-from rsmq.model.message import encode_payload, entry_fields, message_id_at, new_message_id
+from rsmq.model.message import Message, encode_payload, entry_fields, message_id_at, new_message_id
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import not_unicode, partition_for
 from rsmq.model.publish_options import (
@@ -214,6 +214,26 @@ class Producer:
         block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
         return Output(target, partition, identity, fields, size, due, message_id is not None)
+
+    async def moved(self, message: Message, topic: str, headers: Mapping[str, str], band: str, *payload: Any) -> Output:
+        """A message for another topic, that a settlement stores later: its bytes and content type, or another payload;
+        its key, its moment of expiry, and its band where the topic has one of that name. Its id is new.
+
+        Raises what `publish` raises before it writes. Bytes that were stored once are not too large.
+        """
+        target = self._topics._cached(topic) or await self._topics._lookup(topic)
+        key, data, kind = message.key, message.data, message.type
+        if payload:
+            data, kind = encode_payload(*payload)
+            check_size(data, key, None, self._limit)
+        if self.prepare is not None:
+            shown = payload[0] if payload else data if message.payload is None else message.payload
+            headers = self.prepare(topic, shown, headers, key)
+        identity = self._new_id()
+        fields = entry_fields(data, identity, key, kind, headers, message._expiry_fields)
+        block = target.open_block(band) if band in target.layout.bands else target.normal
+        partition = block.first + partition_for(identity if key is None else key, block.count)
+        return Output(target, partition, identity, fields, sum(map(len, fields)), "", is_once=False)
 
     def topic(self, output: Output) -> Topic:
         """The target of an output, with its present limits as far as this process knows them."""

@@ -262,7 +262,9 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
         )
     for partition in topic.numbers:
         at = (topic.name, partition, group)
-        parts = (keys.lease, keys.retry, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled)
+        parts = (
+            keys.lease, keys.retry, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled, keys.handed_on,
+        )  # fmt: skip
         names = [part(*at) for part in parts]
         await client.execute_command("UNLINK", *names)
         await client.execute_command("HDEL", keys.removed(topic.name, partition), f"seen|{group}")

@@ -421,7 +421,9 @@ class Topics:
         yield members
         yield keys.group(topic.name, group)
         for partition in topic.numbers:
-            for part in (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out):
+            for part in (
+                keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out, keys.handed_on,
+            ):  # fmt: skip
                 yield part(topic.name, partition, group)
 
     async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:

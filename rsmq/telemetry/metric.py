@@ -80,6 +80,9 @@ CANCELLED = Metric(
     "Messages cancelled by this process: as their owner, or by `broker.cancel` (delayed ones have no group).",
 )
 BURIED = Metric("rsmq_messages_dead_lettered_total", "counter", GROUP, "Messages moved to the dead letters.")
+HANDED_ON = Metric(
+    "rsmq_messages_handed_on_total", "counter", GROUP, "Messages that failed for good and went to the fallback topic."
+)
 EXPIRED = Metric("rsmq_messages_expired_total", "counter", GROUP, "Messages that expired before an attempt started.")
 REDELIVERED = Metric(
     "rsmq_messages_redelivered_total", "counter", GROUP, "Messages delivered again, after a takeover or a retry."
@@ -141,9 +144,9 @@ OUTBOX_REFUSED = Metric(
 RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows that this process moved into topics.")
 
 WORKER = (
-    INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES, TRIMMED,
-    RESTORED, DELETED, REFUSED, NOT_PENDING, OPENED, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING, TENANTS,
-    TENANT_WAITING, BUSY, LIMIT,
+    INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, HANDED_ON, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES,
+    TRIMMED, RESTORED, DELETED, REFUSED, NOT_PENDING, OPENED, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING,
+    TENANTS, TENANT_WAITING, BUSY, LIMIT,
     LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
     OUTBOX_AGE, OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from rsmq.telemetry.metric import BOUNDS, Histogram, Metric, Sample
 
 COUNTED: Final[dict[str, Metric]] = {
     "settled": metric.SETTLED, "retried": metric.RETRIED, "cancelled": metric.CANCELLED, "buried": metric.BURIED,
-    "expired": metric.EXPIRED, "redelivered": metric.REDELIVERED,
+    "handed_on": metric.HANDED_ON, "expired": metric.EXPIRED, "redelivered": metric.REDELIVERED,
     "handed_back": metric.HANDED_BACK, "lost_body": metric.LOST_BODIES, "trimmed": metric.TRIMMED,
     "restored": metric.RESTORED,
     "deleted": metric.DELETED, "refused": metric.REFUSED, "not_pending": metric.NOT_PENDING, "reads": metric.READS,

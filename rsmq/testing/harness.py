@@ -39,7 +39,7 @@ ANYTHING: Final[Any] = object()
 ROWS: Final[ContextVar[list[OutboxEntry] | None]] = ContextVar("rsmq_harness_rows", default=None)
 """Where the handler call around this code notes the rows that it makes."""
 QUICK: Final = timedelta(milliseconds=10)
-Status = Literal["done", "waiting", "dead"]
+Status = Literal["done", "waiting", "dead", "handed_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOn:
+    """The message in the fallback topic that another one has become. `outcomes(topic, message_id)` has its outcomes."""
+
+    topic: str
+    message_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """A message in one group. `done`: settled; `waiting`: for its retry or due time; `dead`: a dead letter.
+    """A message in one group. `done`: settled; `waiting`: for its retry or due time; `dead`: a dead letter;
+    `handed_on`: it has gone to the fallback topic of its handler, as the message `fallback`.
 
     `error` and `result` are of the last run; `runs` are all of them, `dead_letter` is set when it is dead.
     """
@@ -83,6 +93,7 @@ class Outcome:
     status: Status
     runs: tuple[Run, ...]
     dead_letter: DeadLetter | None = None
+    fallback: HandedOn | None = None
 
     @property
     def is_done(self) -> bool:
@@ -292,7 +303,20 @@ class Harness:
         letters = await self.dead_letters(handler.topic, handler.group)
         letter = next((letter for letter in letters if letter.message_id == message_id), None)
         status: Status = "dead" if letter is not None else "done" if runs and runs[-1].error is None else "waiting"
-        return Outcome(handler.topic, handler.group, handler.name, message_id, status, runs, letter)
+        fallback = await self._handed_on(handler, message_id) if status == "waiting" and handler.fallback else None
+        status = "handed_on" if fallback is not None else status
+        return Outcome(handler.topic, handler.group, handler.name, message_id, status, runs, letter, fallback)
+
+    async def _handed_on(self, handler: Handler, message_id: str) -> HandedOn | None:
+        """Where a message went that failed for good."""
+        found = await self.broker.topics.find(handler.topic)
+        for partition in () if found is None else found.numbers:
+            records = self.broker.keys.handed_on(handler.topic, partition, handler.group)
+            for _, flat in await self.broker.client.execute_command("XREVRANGE", records, "+", "-"):
+                record = dict(zip(map(bytes.decode, flat[::2]), map(bytes.decode, flat[1::2]), strict=True))
+                if record["id"] == message_id:
+                    return HandedOn(record["topic"], record["to"], record["reason"])
+        return None
 
     async def published(self, topic: str) -> list[Message]:
         """All messages of a topic that are due, handled or not, oldest first, with decoded `payload`."""

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker, ConfigError, Message
+from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy
 from rsmq.inspector.doctor.facts import WaitingOutputs, waiting_outputs
 from rsmq.inspector.retention_holds import retention_holds
 from rsmq.producer import output as outputs
@@ -164,3 +164,23 @@ async def test_full_target_and_full_out_stream_delay_settlements(
         await is_drained(broker)
         assert await stored(broker) == {"k": list(range(10))}
         assert runs == list(range(10))
+
+
+async def test_what_failed_for_good_reaches_another_slot_once(make_broker: Callable[..., Broker]) -> None:
+    """By the out-stream; the record of it is in the slot of the message that failed."""
+    broker = make_broker()
+
+    @broker.handler("in", group="g", partitions=4, retry=RetryPolicy(max_attempts=1), fallback="out")
+    async def handle(_: Message) -> None:
+        raise Reject("not here")
+
+    async with broker.running():
+        refs = [await broker.publish("in", number, key=KEYS[number % 6]) for number in range(60)]
+        await is_drained(broker)
+        found = await stored(broker)
+        assert found == {key: list(range(at, 60, 6)) for at, key in enumerate(KEYS)}
+        for ref in refs[:6]:
+            status = (await broker.look(ref)).group("g")
+            assert status is not None
+            assert (status.state, status.to_topic) == ("handed_on", "out")
+        assert not [letter async for letter in broker.dead_letters.iterate(await broker.topics.existing("in"), "g")]

@@ -222,6 +222,20 @@ def test_topics_that_wait_for_each_other_are_named() -> None:
     assert "bills -> orders -> bills" in text
 
 
+def test_a_fallback_topic_without_its_group_is_named() -> None:
+    """What goes there waits for the first group, or for the one that the handler names."""
+
+    def texts(fallback: tuple[str, str]) -> list[str]:
+        groups = replace(GROUP, members=(replace(MEMBER, fallback=fallback),))
+        return [each.text for each in judge(facts(groups)) if each.topic == "fallback"]
+
+    (missing,) = texts(("sms", ""))
+    assert "goes to the fallback topic sms, which has no group: it is kept for the first one" in missing
+    (other,) = texts((GROUP.topic, "provider"))
+    assert f"which has no group provider but {GROUP.name}: start a worker" in other
+    assert texts((GROUP.topic, "")) == texts((GROUP.topic, GROUP.name)) == []
+
+
 def test_a_band_that_is_not_open_is_named() -> None:
     """A member that is too old keeps it closed: the command that names it is in the text."""
     limits = replace(LIMITS, layout=single(1).with_bands(("urgent", "normal")))

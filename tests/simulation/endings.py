@@ -1,26 +1,29 @@
-"""Other ends of a message: it expires, or it is buried with what `on_dead` publishes. And what must hold for both."""
+"""Other ends of a message: it expires, it is buried with what `on_dead` publishes, or goes to a fallback topic."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from rsmq import Burial, Message
+from rsmq.handler.fallback import REASONS
 from rsmq.model.reason import Reason
 from tests.chaos.checker import Name
 from tests.chaos.ledger import Event
+from tests.simulation.plan import GROUP, TOPIC
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
     from tests.simulation.run import Member, Run
 
 BURIED: Final = "buried"
+FALLBACK: Final = "fallback"
 LONGEST: Final = 3.0
 """Seconds that a message may be handled; most have much less."""
 SLOWEST: Final = 0.9
@@ -170,4 +173,40 @@ class Burials:
             f"{stored[name]} outputs of on_dead for {name[0]}/{name[1]}, not {wanted}"
             for name in sorted(letters.keys() | stored.keys())
             if stored[name] != (wanted := 0 if self._fails(name) else letters[name])
+        ]
+
+
+class HandedOn:
+    """What went to the fallback topic: it ends as a dead letter would, and is none. Each has a record of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def read(self) -> list[tuple[Name, str]]:
+        """The messages of the fallback topic, and why they are there."""
+        if not self._run.plan.has_fallback:
+            return []
+        return [(name, headers["fallback.reason"]) for name, headers, _ in self._stored()]
+
+    def _stored(self) -> Iterator[tuple[Name, dict[str, str], str]]:
+        keys = self._run.members[0].broker.keys
+        for partition in self._run.numbers:
+            for _, flat in self._run.network.ask("XRANGE", keys.stream(FALLBACK, partition), "-", "+"):
+                fields = dict(zip(flat[::2], flat[1::2], strict=True))
+                order = json.loads(fields[b"data"])
+                yield (order["key"], order["n"]), json.loads(fields[b"h"]), fields[b"id"].decode()
+
+    def wrong(self, letters: Iterable[tuple[Name, str]]) -> list[str]:
+        """`letters`: the dead letters of the group."""
+        if not self._run.plan.has_fallback:
+            return []
+        keys, records = self._run.members[0].broker.keys, Counter[str]()
+        for partition in self._run.numbers:
+            for _, flat in self._run.network.ask("XRANGE", keys.handed_on(TOPIC, partition, GROUP), "-", "+"):
+                records[dict(zip(flat[::2], flat[1::2], strict=True))[b"to"].decode()] += 1
+        stored = Counter(identity for _, _, identity in self._stored())
+        return [
+            *[f"{name} is a dead letter ({why}) beside a fallback" for name, why in letters if why in REASONS],
+            *[f"{name} went to the fallback topic by {why}" for name, why in self.read() if why not in REASONS],
+            *([] if stored == records else [f"messages of the fallback topic {stored}, and records {records}"]),
         ]

@@ -251,7 +251,7 @@ class Fates:
     def _commands_of(self, victim: Member) -> tuple[str, ...]:
         if victim.device:
             return DEVICE_COMMANDS
-        if self._run.plan.has_outputs or self._run.plan.has_hook:
+        if self._run.plan.has_outputs or self._run.plan.has_hook or self._run.plan.has_fallback:
             return OUTPUT_COMMANDS
         if self._run.plan.rate[0]:
             return RATE_COMMANDS

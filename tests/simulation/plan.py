@@ -78,11 +78,11 @@ class Plan:
     the inboxes of devices; `audited`: that in which consumers are deleted. `outputs`: the share of those without
     inboxes in which handlers publish an output for each message. `schedule`: seconds between two ticks of a schedule
     (0: none). `cancels`, `moves`, `expires`: the shares of messages that the publisher cancels, or reschedules, and
-    that expire. `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how
-    many seconds (0: any number); `group_rate`: how many of a name, over all members. `uniques`: how many unique names
-    messages are published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses
-    connections, and its next attempts to connect hang. `aims`: the share of seeds with an `aim`. They are plain but for
-    what this race needs, and most have no other faults. `timeout`: that of a command.
+    that expire. `has_hook`: whether the group has an `on_dead`; `has_fallback`: a fallback topic. `rate`: how many
+    messages of a key may start in how many seconds (0: any number); `group_rate`: how many of a name, over all members.
+    `uniques`: how many unique names messages are published under, beside the others. `halts`: a worker dies while it
+    stops; `hangs`: one loses connections, and its next attempts to connect hang. `aims`: the share of seeds with an
+    `aim`. They are plain but for what this race needs, and most have no other faults. `timeout`: that of a command.
     `banded`: the share of seeds in which the topic has `bands`; they are declared, or added after so many seconds.
     `hot`: the share of seeds with order per key in which most messages are of one key, with little memory. `tenanted`:
     that of seeds with owners in which messages have a tenant, a key several of them. `calls`: how many calls may run at
@@ -108,6 +108,7 @@ class Plan:
     moves: float = 0.0
     expires: float = 0.0
     has_hook: bool = False
+    has_fallback: bool = False
     rate: tuple[int, float] = (0, 0.0)
     group_rate: tuple[int, float] = (0, 0.0)
     calls: tuple[int, bool] = (0, False)
@@ -175,6 +176,7 @@ class Plan:
             ordering, distribution, batch = "partition", "hash", 20
         is_shared = distribution == "shared" and not batch
         has_hook = not is_inbox and choices.among([False, True, False, False, False], "hook")
+        has_fallback = not is_inbox and choices.unit("fallback") < 0.15
         rates = [*[(0, 0.0)] * 4, (1, 0.3), (2, 1.0), (5, 3.0), *[(0, 0.0)] * 3]
         rate = choices.among(rates, "rate") if ordering == "key" and not batch and not is_inbox else (0, 0.0)
         is_audited = distribution == "hash" and not is_inbox and choices.unit("audited") < self.audited
@@ -198,9 +200,10 @@ class Plan:
             partitions=choices.among([1, 2, 3, 5], "partitions"),
             members=choices.among([2, 3, 4], "members"),
             delayed=choices.among([0.0, 0.3], "delayed") if ordering == "none" else 0.0,
-            poison=0.0 if is_inbox else 0.15 if has_hook else choices.among([0.0, 0.05], "poison"),
+            poison=0.0 if is_inbox else 0.15 if has_hook or has_fallback else choices.among([0.0, 0.05], "poison"),
             expires=0.0 if is_inbox or is_audited else choices.among([0.5, 0.0, 0.0, 0.0, 0.0], "share of expiring"),
             has_hook=has_hook,
+            has_fallback=has_fallback,
             rate=rate,
             group_rate=choices.among([(1, 0.2), (3, 0.5), (10, 2.0)], "rate of a name") if has_group_rate else (0, 0.0),
             calls=choices.among(CALLS, "calls") if has_limits and not batch else (0, False),

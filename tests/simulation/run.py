@@ -23,7 +23,7 @@ from rsmq.model.layout import read_layout
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
 from tests.simulation.cancels import Cancels
-from tests.simulation.endings import BURIED, Burials, Expiries
+from tests.simulation.endings import BURIED, FALLBACK, Burials, Expiries, HandedOn
 from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
 from tests.simulation.limits import Limits
@@ -87,6 +87,7 @@ class Run:
         self.cancels, self.moves = Cancels(self), Moves(self)
         self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
         self.limits = Limits(self)
+        self.handed_on = HandedOn(self)
         self.uniques = Uniques(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
@@ -121,7 +122,7 @@ class Run:
     def findings(self) -> list[str]:
         """Every broken promise."""
         letters = self._dead_letters()
-        dead = self.expiries.sort(letters)
+        dead = [*self.expiries.sort(letters), *self.handed_on.read()]
         if self.was_reset:  # a dead letter of the time before counts once
             dead = list(dict(dead).items())
         free = self.cancels.open | self.cancels.done.keys() | self.expiries.ended
@@ -139,6 +140,7 @@ class Run:
             *self.cancels.wrong(self._events, self.fates.excused, [name for name, _ in dead]),
             *self.expiries.wrong(self._events, [name for name, _ in dead], self.cancels.done),
             *self.burials.wrong([name for name, _ in letters], Counter(map(itemgetter(0), self._outputs(BURIED)))),
+            *self.handed_on.wrong(letters),
             *self.violations,
             *([] if self._is_published else ["the publisher is not done"]),
             *self._skipped_ticks(),
@@ -447,6 +449,8 @@ class Run:
         if plan.group_rate[0]:
             rates.append(Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of))
         options |= self.limits.options(name_of)
+        if plan.has_fallback:
+            options["fallback"] = FALLBACK
         if plan.has_tenants:
             options |= {"tenant": tenant_of, "weights": {"t0": 2}}
         member.broker.handler(

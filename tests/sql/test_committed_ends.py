@@ -262,3 +262,26 @@ async def test_plain_function_that_outlasts_its_timeout_commits_no_more(sync_eng
     with sync_engine.connect() as connection:
         assert connection.scalar(select(func.count()).select_from(HANDLED)) == 0
         assert connection.scalar(text("SELECT count(*) FROM invoice")) == 0
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+async def test_what_is_committed_does_not_go_to_the_fallback(till: Till, is_marked: bool) -> None:
+    """The mark is looked at first, of a message that killed its workers and of one whose last attempt failed."""
+    till.handle(retry=ONCE, fallback="letters")
+    async with till.broker:
+        await till.leave_behind(1, starts=2, is_marked=is_marked)
+    async with till.broker.running():
+        await until(till.is_settled, "it is settled")
+        assert (await till.letters(), till.calls) == ([], [])
+        found = await till.broker.topics.find("letters")
+        assert (found is None) is is_marked
+
+        async def fail() -> None:
+            raise OSError("after the commit")
+
+        till.after = fail
+        await till.broker.publish("orders", 2)
+        await until(lambda: 2 in till.calls, "it was handled")
+        await until(till.is_settled, "it is settled")
+        assert (await till.letters(), await till.rows()) == ([], 2)
+        assert (await till.broker.topics.find("letters") is None) is is_marked

@@ -93,6 +93,28 @@ async def test_outcome_lists_the_outputs_of_its_message(harness: Callable[..., H
         assert message.id == output.message_id
 
 
+async def test_outcome_says_where_a_message_was_handed_on(harness: Callable[..., Harness]) -> None:
+    """The message in the fallback topic has outcomes of its own."""
+    broker = Broker()
+
+    @broker.handler("push", group="sender", fallback="sms")
+    async def push(_: Order) -> None:
+        raise Reject("no device")
+
+    @broker.handler("sms", group="sender")
+    async def sms(order: Order) -> int:
+        return order.n
+
+    async with harness(broker) as running:
+        (outcome,) = await running.publish_and_handle("push", Order(n=7), key="k")
+        assert (outcome.status, outcome.attempts, outcome.dead_letter) == ("handed_on", 1, None)
+        assert outcome.fallback is not None
+        assert (outcome.fallback.topic, outcome.fallback.reason) == ("sms", "rejected")
+        (other,) = await running.outcomes("sms", outcome.fallback.message_id)
+        assert (other.status, other.result, other.fallback) == ("done", 7, None)
+        await running.assert_no_dead_letters()
+
+
 @pytest.mark.parametrize("options", [{}, {"ordering": "none"}, {"distribution": "shared"}], ids=str)
 async def test_advance_moves_retries(options: dict[str, str], harness: Callable[..., Harness]) -> None:
     """A retry in an hour is handled after moving the clock by an hour; later messages of its key wait for it."""

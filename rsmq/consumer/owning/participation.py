@@ -143,6 +143,10 @@ class Participation:
         }
         if self._nodes is not None:
             info[UNREADABLE] = write_numbers(self._nodes.partitions)
+        if handler.fallback is not None:
+            info["fallback"] = handler.fallback.target
+        if handler.fallback is not None and handler.fallback.group is not None:
+            info["fallback_group"] = handler.fallback.group
         refresh = self._membership.refresh
         about = (self._context.topic.name, handler.group, info)
         await self._heartbeat.join(*about, refresh, self._vitals, self._on_question)

@@ -359,6 +359,10 @@ class Reclaimer:
         if condemned is not None:
             if await self._runner.is_concluded(message, lane):
                 return None
+            dead = await self._runner.hand_on(message, lane, condemned, attempts)
+            if dead is None:
+                return None
+            condemned = dead
             log.warning(
                 "%s moved to dead letters after %s (%s): %s",
                 message, count(attempts, "attempt"), condemned.reason, condemned.error,

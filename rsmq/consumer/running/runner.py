@@ -357,12 +357,31 @@ class Runner(Pool):
     async def _bury(self, message: Message, lane: Lane, decision: Bury) -> None:
         if decision.cause is not None:
             await report(self._error_hooks, message, decision.cause)
+        dead = await self.hand_on(message, lane, decision, message.attempt)
+        if dead is None:
+            return
+        decision = dead
         log.warning(
             "%s: failed (attempt %d of %d), moved to dead letters (%s): %s: %s", self._name, message.attempt,
             self.handler.retry.max_attempts, decision.reason, decision.error, message,
             exc_info=exc_info(decision.cause),
         )  # fmt: skip
         await self.bury(message, lane, decision, message.attempt)
+
+    async def hand_on(self, message: Message, lane: Lane, decision: Bury, attempts: int) -> Bury | None:
+        """Settle a message that has failed for good and store it in the fallback topic, in one step. Otherwise it is to
+        become a dead letter, by what is returned."""
+        dead = await self._settler.fallbacks.keep(message, lane, decision, attempts)
+        if dead is not None:
+            return dead
+        if message.entry_id in lane.outgoing.kept:
+            log.info(
+                "%s: failed (attempt %d of %d), goes to its fallback topic (%s): %s: %s", self._name, attempts,
+                self.handler.retry.max_attempts, decision.reason, decision.error, message,
+                exc_info=exc_info(decision.cause),
+            )  # fmt: skip
+            await self._settle(message, lane)
+        return None
 
     async def bury(self, message: Message, lane: Lane, decision: Bury, attempts: int) -> None:
         """Move a message to the dead letters, together with what `on_dead` publishes by it."""

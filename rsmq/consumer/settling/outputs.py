@@ -219,7 +219,10 @@ class Outputs:
             lane.in_flight.discard(entry_id)
             self._producer.outputs.update(output.topic for output in entry.outputs)
         letters = sum(1 for _, entry in page[:done] if entry.letter is not None)
-        self._stats["settled"] += max(0, acknowledged - letters)
+        handed_on = sum(1 for _, entry in page[:done] if entry.record is not None)
+        self._stats["settled"] += max(0, acknowledged - letters - handed_on)
+        if handed_on:
+            self._stats["handed_on"] += handed_on
         self._stats["not_pending"] += done - acknowledged
         if done:
             self.relay.wake(lane)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import anyio
 from redis.exceptions import NoScriptError
 
+from rsmq.consumer.settling.fallbacks import Fallbacks
 from rsmq.consumer.settling.outputs import Outputs
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
@@ -79,6 +80,7 @@ class Settler:
         self.trouble = ""
         """What has failed last."""
         self.outputs = Outputs(context, self.ask, on_stale)
+        self.fallbacks = Fallbacks(context)
 
     def schedule(self, lane: Lane) -> None:
         """Settle a lane soon: its first message since the last batch is done."""

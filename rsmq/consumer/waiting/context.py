@@ -23,8 +23,8 @@ class ConsumerContext:
 
     `topic` is followed: its bands may change while the member runs. `producer` encodes the outputs of handlers. `lanes`
     are the partitions that the member has now, by number. `stats` counts what happened: settled, cancelled, retried,
-    buried, expired, redelivered, handed_back, refused, not_pending, lost_body, restored, deleted, reads; and of leases:
-    taken, released, lost. `clock` is the server's, as the membership reads it. `worker_log`
+    buried, handed_on, expired, redelivered, handed_back, refused, not_pending, lost_body, restored, deleted, reads; and
+    of leases: taken, released, lost. `clock` is the server's, as the membership reads it. `worker_log`
     tells of rebalances.
     """
 

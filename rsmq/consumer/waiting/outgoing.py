@@ -18,19 +18,21 @@ MOST_OUTGOING: Final = 2000
 class MessageOutputs:
     """The outputs of one message, in the order in which its handler has published them.
 
-    `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes,
-    which is stored like an output.
+    `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes, and
+    `record`: where it goes if it is handed on to a fallback topic; both are stored like an output.
     """
 
     message: Message
     outputs: list[Output] = field(default_factory=list)
     is_sent: bool = False
     letter: Output | None = None
+    record: Output | None = None
 
     @property
     def stored(self) -> list[Output]:
         """All that the settlement stores."""
-        return self.outputs if self.letter is None else [self.letter, *self.outputs]
+        own = self.letter or self.record
+        return self.outputs if own is None else [own, *self.outputs]
 
 
 class Outgoing:
@@ -79,6 +81,10 @@ class Outgoing:
     def add_letter(self, entry_id: bytes, letter: Output) -> None:
         """A message with outputs becomes a dead letter."""
         self.kept[entry_id].letter = letter
+
+    def hand_on(self, message: Message, output: Output, record: Output) -> None:
+        """A message goes to the fallback topic: nothing else that it has published counts."""
+        self.kept[message.entry_id] = MessageOutputs(message, [output], record=record)
 
     def release(self, done: Sequence[bytes]) -> list[bytes]:
         """Messages are done: those with outputs wait for the server now. Returns these."""

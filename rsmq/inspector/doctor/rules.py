@@ -277,6 +277,24 @@ def check_circles(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_fallbacks(facts: QueueFacts) -> Iterator[str]:
+    """Every fallback topic has a group that handles what comes there."""
+    groups = {(group.topic, group.name) for group in facts.board.groups}
+    ways = {(each.topic, each.group, *each.fallback) for each in facts.board.members if each.fallback is not None}
+    for topic, name, target, wanted in sorted(ways):
+        there = sorted(group for of, group in groups if of == target)
+        if wanted and wanted not in there:
+            yield (
+                f"what fails in group {name} of {topic} goes to the fallback topic {target}, which has no group "
+                f"{wanted}{' but ' + ', '.join(there) if there else ''}: start a worker with its handler"
+            )
+        elif not there:
+            yield (
+                f"what fails in group {name} of {topic} goes to the fallback topic {target}, which has no group: it "
+                f"is kept for the first one; start a worker with a handler for {target}"
+            )
+
+
 def check_gateways(facts: QueueFacts) -> Iterator[str]:
     """MQTT gateways and their clients, where there are some."""
     if facts.mqtt is not None:
@@ -337,7 +355,7 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
-    check_dead_letters: "dead letters", check_outputs: "outputs", check_circles: "outputs",
+    check_dead_letters: "dead letters", check_outputs: "outputs", check_circles: "outputs", check_fallbacks: "fallback",
     check_gateways: "mqtt", check_bands: "bands", check_schedules: "schedule",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
