@@ -149,6 +149,27 @@ class Malformed(MessageError):
     """A stream entry that cannot be read as a message: dead-lettered as `malformed`, never retried."""
 
 
+class CannotDecode(MessageError):
+    """A message is encoded in a way that this process cannot undo yet: it has no such key, or does not know the coding.
+
+    Its worker holds it. `needs` says what is missing, such as `key k7` or `coding br`.
+    """
+
+    def __init__(self, needs: str, remedy: str) -> None:
+        super().__init__(f"the payload needs the {needs}, which this process does not have: {remedy}")
+        self.needs = needs
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with its text, which is made of two."""
+        return _cannot_decode, (self.needs, str(self))
+
+
+def _cannot_decode(needs: str, text: str) -> CannotDecode:
+    error = CannotDecode(needs, "")
+    error.args = (text,)
+    return error
+
+
 class Oversized(Malformed):
     """A stream entry beyond any publisher's limit: another client's. Its dead letter says where it is, and copies
     nothing: moving it would stall the server."""
@@ -161,12 +182,13 @@ class Oversized(Malformed):
 
 
 class TooLarge(MessageError):
-    """A payload over `RSMQ_PAYLOAD_LIMIT`. Refused before anything is sent."""
+    """A payload over `RSMQ_PAYLOAD_LIMIT`, as it is stored; or before it is compressed over `RSMQ_DECODED_LIMIT`.
+    Refused before anything is sent."""
 
-    def __init__(self, size: int, limit: int) -> None:
+    def __init__(self, size: int, limit: int, setting: str = "RSMQ_PAYLOAD_LIMIT") -> None:
         super().__init__(
             f"the payload is {size} bytes, the limit {limit}: store it elsewhere and publish a reference, "
-            f"or raise RSMQ_PAYLOAD_LIMIT"
+            f"or raise {setting}"
         )
         self.size, self.limit = size, limit
 

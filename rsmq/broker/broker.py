@@ -28,6 +28,7 @@ from rsmq.handler.router import Router
 from rsmq.handler.selection import Serving
 from rsmq.handler.service import Belongs, OnRow, Service
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.encoding import Codec, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.layout import checked_bands
 from rsmq.model.message_ref import MessageRef
@@ -53,7 +54,8 @@ class Broker(Router, Publishing, Requesting, Commands):
     Pass a URL, `Settings`, or settings by name: `Broker("redis://localhost", lease_ttl="10s")`. The environment
     (RSMQ_*) gives the others; without any URL it uses the project's embedded server. `async with broker:` connects. The
     constructor and the decorators do not: a wrong name, option or signature raises ConfigError where it is written.
-    Each message that it publishes gets `headers`; those of a call come before them.
+    Each message that it publishes gets `headers`; those of a call come before them. `codecs` compress and encrypt its
+    payloads, and read those of others: `codecs=[Zstd(), Encrypt(Keyring.from_env("RSMQ_KEYS"))]` of `rsmq.codecs`.
     """
 
     def __init__(
@@ -61,12 +63,16 @@ class Broker(Router, Publishing, Requesting, Commands):
         settings: Settings | str | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        codecs: Sequence[Codec] = (),
         **overrides: Unpack[Overrides],
     ) -> None:
         super().__init__()
         self._headers = checked_headers(headers)
         self._before_publish = list[BeforePublish]()
         self.settings = chosen_settings(settings, overrides)
+        self._codecs = tuple(codecs)
+        self.encoding = Encoding(self._codecs, int(self.settings.decoded_limit))
+        """What its codecs do to the payloads of messages."""
         self.keys = Keys(self.settings.prefix, database_of(self.settings.url))
         self._typed_topics: dict[str, Any] = {}
         self._lifespans: list[worker.Lifespan] = []
@@ -225,6 +231,7 @@ class Broker(Router, Publishing, Requesting, Commands):
     def _prepared_producer(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
         producer = self.make_producer(client, keys, settings, topics)
         producer.prepare = preparation(self._headers, self._before_publish)
+        producer.encoding = self.encoding or None
         return producer
 
     @property
@@ -259,7 +266,7 @@ class Broker(Router, Publishing, Requesting, Commands):
 
     def _publisher(self) -> Broker:
         """A second broker for the thread of `publish_sync`, with the same settings, tracing and partitions."""
-        publisher = Broker(self.settings, headers=self._headers)
+        publisher = Broker(self.settings, headers=self._headers, codecs=self._codecs)
         publisher._before_publish = self._before_publish
         publisher.make_producer = self.make_producer
         user = weakref.ref(self)  # a thread that held the broker would keep it for ever
@@ -331,7 +338,7 @@ class Broker(Router, Publishing, Requesting, Commands):
     @property
     def dead_letters(self) -> dlq.DeadLetters:
         """The dead letters of all groups: list, replay, purge."""
-        return dlq.DeadLetters(self.client, self.keys)
+        return dlq.DeadLetters(self.client, self.keys, self.encoding)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -367,6 +374,7 @@ class Broker(Router, Publishing, Requesting, Commands):
             self.worker = running = worker.Worker(
                 self._connection.connector, self.client, self.keys, serving.chosen(self.handlers), self._middlewares,
                 self._lifespans, self.declared_schedules, self.services, serving.max_messages, self.declared,
+                self.encoding,
             )  # fmt: skip
             running.producer = self._connection.producer
             try:

@@ -19,6 +19,7 @@ from rsmq.handler.options import SingleOptions
 from rsmq.handler.schedule import Schedule
 from rsmq.handler.service import Service
 from rsmq.model.duration import Duration
+from rsmq.model.encoding import Codec
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import ManyOptions, PublishOptions
@@ -185,9 +186,10 @@ class SyncBroker(Blocking):
         settings: Settings | str | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        codecs: Sequence[Codec] = (),
         **overrides: Unpack[Overrides],
     ) -> None:
-        self.asynchronous = Broker(settings, headers=headers, **overrides)
+        self.asynchronous = Broker(settings, headers=headers, codecs=codecs, **overrides)
         super().__init__(self.asynchronous._portal, lambda broker: broker)
 
     # -- registering ----------------------------------------------------------------------------------------------

@@ -93,7 +93,9 @@ class Consumer:
             prefetch=settings.prefetch,
         )
         self.settler = Settler(context, self._drop)
-        self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
+        self._runner = build_runner(
+            handler, middlewares, self.queue, self.settler, self.stats, context.encoding, settings.key_patience
+        )
         self._group_rate: GroupRate | None = None
         self._borrower: Borrower | None = None
         self._names_of: list[Callable[[Message], str | None]] = []  # by which limits count
@@ -285,7 +287,15 @@ class Consumer:
             vitals["waiting_for_rate_by"] = largest(rate.waiting(lanes) + self.queue.far_by_rate(lanes))
         if tenants := self.queue.tenants(lanes):
             vitals["waiting_by_tenant"] = largest(tenants)
+        if missing := self.missing_keys:
+            vitals["missing_keys"] = largest(Counter(missing))
         return vitals
+
+    @property
+    def missing_keys(self) -> dict[str, int]:
+        """The keys and codings that messages need and this member does not have, each with the seconds since the first
+        such message. May be called from any thread."""
+        return self._runner.missing_keys.standing()
 
     @property
     def tenants(self) -> list[int]:

@@ -137,8 +137,10 @@ class Gateway:
         if any(each.is_encrypted for each in addresses):
             tls_context(self.options)  # a wrong certificate ends the start before anything is connected
         settings, counts = self._broker.settings, Counts()
+        make_producer = partial(Producer, encoding=self._broker.encoding or None)
         async with connection(
-            settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
+            settings, self._broker.keys, declared=self._broker.declared, make_producer=make_producer,
+            publishes_only=False,
         ) as opened, own_tasks() as tasks, ConnectionTasks(counts) as connection_tasks:  # fmt: skip
             self._refusals = opened.connector.refusals
             context = self.context = self._build(opened, gatekeeper, connection_tasks, counts)

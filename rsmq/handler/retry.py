@@ -17,7 +17,7 @@ from tenacity import RetryCallState, wait_random_exponential
 from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
-from rsmq.errors import ConfigError, HandlerTimeout, Malformed
+from rsmq.errors import CannotDecode, ConfigError, HandlerTimeout, Malformed
 from rsmq.handler.failure import describe, exc_info, parts, text_of
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.interrupt import is_from_signal
@@ -262,6 +262,8 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
             return Bury(Reason.REJECTED, said_by(whole, text_of(getattr(error, "reason", error))), cause=whole)
         case Malformed():
             return Bury(Reason.MALFORMED, said_by(whole, text_of(error)), cause=whole)
+        case CannotDecode():
+            return Bury(Reason.NO_KEY, said_by(whole, text_of(error)), cause=whole)
         case Hold():
             return Park(error.duration, is_counted=False, hold=error)
     exhausted = Reason.TIMEOUT if isinstance(error, HandlerTimeout) else Reason.FAILED

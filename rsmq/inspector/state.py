@@ -133,7 +133,8 @@ class MemberState:
     `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `pending`: what the server has delivered to it and it has
     not settled. `work`: what it did with these messages at its last heartbeat. `waiting_for_rate_by`: the keys or names
     with most messages that wait for a rate, where the rate tells messages apart. `waiting_by_tenant`: the tenants with
-    most messages that have not started and do not wait behind a key. `outputs_wait_for`: full topics
+    most messages that have not started and do not wait behind a key. `missing_keys`: the keys and codings that messages
+    need and it does not have, each with the seconds since the first such message. `outputs_wait_for`: full topics
     into which its handlers have published. `fallback`: the topic, and perhaps the group there, that get what fails for
     good.
     """
@@ -153,6 +154,7 @@ class MemberState:
     work: Work = NO_WORK
     waiting_for_rate_by: tuple[tuple[str, int], ...] = ()
     waiting_by_tenant: tuple[tuple[str, int], ...] = ()
+    missing_keys: tuple[tuple[str, int], ...] = ()
     outputs_wait_for: tuple[str, ...] = ()
     fallback: tuple[str, str] | None = None
 
@@ -309,6 +311,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         work=Work.read(vital),
         waiting_for_rate_by=counts(most),
         waiting_by_tenant=counts(vital.get("waiting_by_tenant")),
+        missing_keys=counts(vital.get("missing_keys")),
         outputs_wait_for=tuple(targets_of(vital)),
         fallback=(str(about["fallback"]), str(about.get("fallback_group", ""))) if "fallback" in about else None,
     )

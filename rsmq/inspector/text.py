@@ -30,7 +30,7 @@ def age(value: timedelta | None) -> str:
 
 def waiting_of(member: MemberState) -> str:
     """How many messages of a member wait for a rate, and whose they are; and which tenants have most that have not
-    started. Empty for none."""
+    started, and which keys it misses. Empty for none."""
     waiting, found = member.work.waiting_for_rate, []
     if waiting:
         most = ", ".join(f"{name} {number(count)}" for name, count in member.waiting_for_rate_by)
@@ -40,6 +40,9 @@ def waiting_of(member: MemberState) -> str:
     if member.waiting_by_tenant:
         most = ", ".join(f"{name or 'none'} {number(count)}" for name, count in member.waiting_by_tenant)
         found.append(f"tenants {most}")
+    if member.missing_keys:
+        names = ", ".join(name for name, _ in member.missing_keys)
+        found.append(f"messages need the {names}, which it does not have")
     return "; ".join(found)
 
 

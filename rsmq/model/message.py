@@ -18,8 +18,9 @@ import uuid_utils
 from anyio import from_thread
 from pydantic_core import to_json
 
-from rsmq.errors import ConfigError, Malformed, NotJson, Oversized
+from rsmq.errors import ConfigError, Malformed, MessageError, NotJson, Oversized
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.encoding import ENC, Binding, Encoding, why_sealed
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
@@ -38,7 +39,7 @@ BYTES_LIKE: Final = (bytes, bytearray, memoryview)
 ASTERISK: Final = ord("*")
 """As a number: looking for one costs an eighth of looking for bytes."""
 
-KNOWN_FIELDS: Final = frozenset({b"data", b"key", b"id", b"type", b"h", b"group"})
+KNOWN_FIELDS: Final = frozenset({b"data", b"key", b"id", b"type", b"h", b"group", ENC})
 MAX_FIELDS: Final = 256
 """An entry with more fields is refused: reading them as headers would waste CPU."""
 WITH_HEADERS: Final = [b"data", b"id", b"key", b"type", b"h"]
@@ -127,13 +128,14 @@ class Message:
 
     `data` is the raw payload, `payload` the decoded one; `attempt` starts at 1; `is_redelivered`: another
     handler call may have started it before. `is_plain`: there are only data, perhaps id and perhaps key, in this order,
-    so no headers. Text fields are decoded on first use: most handlers need only the payload. `expires_ms` exists only
-    if it is not plain: when it expires, in ms since 1970, or None.
+    so no headers. Text fields are decoded on first use: most handlers need only the payload. These exist only if it is
+    not plain: `expires_ms`, when it expires, in ms since 1970, or None; `encoding`, its field `enc`, or None;
+    `is_encoded`: `data` is still as it is stored.
     """
 
     __slots__ = (
-        "_entry", "_id", "_key", "addressee", "attempt", "data", "entry_id", "expires_ms", "is_plain", "is_redelivered",
-        "is_suspect", "origin", "payload", "routing_key",
+        "_entry", "_id", "_key", "addressee", "attempt", "data", "encoding", "entry_id", "expires_ms", "is_encoded",
+        "is_plain", "is_redelivered", "is_suspect", "origin", "payload", "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
@@ -170,6 +172,8 @@ class Message:
             self.is_plain = False
             self._entry = entry
             self.expires_ms: int | None = None
+            self.encoding: str | None = None
+            self.is_encoded = False
             self.data = entry[1]
             self._id = entry[3]
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
@@ -192,6 +196,8 @@ class Message:
         self._key = fields.get(b"key")
         self.routing_key = self._key
         self.addressee = fields.get(b"group")
+        self.is_encoded = ENC in fields
+        self.encoding = fields[ENC].decode(errors="backslashreplace") if self.is_encoded else None
         self.expires_ms = expiry_of(fields, self._stored_ms) if EXPIRES in fields else None
         size = sum(map(len, entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
@@ -214,6 +220,22 @@ class Message:
     def _fields(self) -> dict[bytes, bytes]:
         pairs = iter(self._stored_entry)
         return dict(zip(pairs, pairs, strict=False))
+
+    def undo(self, encoding: Encoding) -> None:
+        """Make `data` what was published. Raises Malformed, and CannotDecode where a key or a codec is missing."""
+        if not self.is_plain and self.is_encoded:
+            fields = self._fields
+            binding = Binding(self._id or b"", self._key, fields.get(b"type", JSON.encode()), fields[ENC])
+            self.data = encoding.undo(self.data, binding)
+            self.is_encoded = False
+
+    def open(self, encoding: Encoding) -> str:
+        """`undo`, if that is possible. Returns why not, such as `encrypted (k7)`; empty where `data` is readable."""
+        try:
+            self.undo(encoding)
+        except MessageError as error:
+            return why_sealed(error, self.encoding or "")
+        return ""
 
     def _check_size(self) -> None:
         """Raise Oversized for a payload that is larger than any setting allows. The fetcher calls this when needed."""
@@ -381,7 +403,11 @@ class Message:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""
-        entry = [part for pair in self._fields.items() for part in pair]
+        fields = self._fields
+        if not self.is_plain and self.encoding is not None and not self.is_encoded:
+            fields[b"data"] = self.data
+            del fields[ENC]
+        entry = [part for pair in fields.items() for part in pair]
         about = (self.fence, self.run, self.origin.max_attempts, self.origin.deployment)
         origin = MessageOrigin(self.topic, self.partition, self.group, *about)
         return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     LOST_BODY = "lost-body"
     EXPIRED = "expired"
+    NO_KEY = "no-key"
 
 
 def lost_body(group: str, member: str) -> tuple[str | int, ...]:

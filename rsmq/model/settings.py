@@ -43,6 +43,8 @@ class Overrides(TypedDict, total=False):
     prefetch_bytes: int | str
     read_ahead: int
     payload_limit: int | str
+    decoded_limit: int | str
+    key_patience: Duration
     dedup_window: Duration
     delay_resolution: Duration
     recovery_batch: int
@@ -68,6 +70,8 @@ SERVICE_LINK: Final = re.compile(
 )
 """What Kubernetes and Docker set in each container beside a service called `rsmq` or `rsmq-...`: no setting of ours."""
 ADDRESS: Final = re.compile(r"(rediss?|unix|valkeys?)(\+\w+)?://", re.IGNORECASE)
+READ_ELSEWHERE: Final = ("RSMQ_KEYS", "RSMQ_KEYS_FILE")
+"""Keys of `rsmq.codecs`: secrets are not kept in settings."""
 _ignored: set[str] = set()
 """Names that were logged: an application may make many brokers."""
 LONGEST = timedelta(days=36_500)
@@ -167,6 +171,14 @@ class Settings:
     )
     payload_limit: int = setting(
         256 << 10, size(le=1 << 20), "Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
+    )
+    decoded_limit: int = setting(
+        4 << 20, size(le=1 << 30), "A payload that is larger than this when it is decompressed is refused."
+    )
+    key_patience: timedelta = setting(
+        timedelta(hours=1),
+        span(),
+        "A message is held this long while no key, or no coding, is there to decode it. Then it becomes a dead letter.",
     )
     dedup_window: timedelta = setting(
         timedelta(minutes=10), span(gt=timedelta(0)), "How long a message_id given by the publisher is remembered."
@@ -309,6 +321,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     for name, text in environment.items():
         capitals = name.upper()
         if not capitals.startswith(PREFIX) or SERVICE_LINK.fullmatch(capitals):
+            continue
+        if capitals in READ_ELSEWHERE:
             continue
         if (setting_name := known.get(capitals)) is None:
             refuse_typo(name, text, list(known))

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
+from rsmq.model.encoding import Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, entry_fields, new_message_ids
 from rsmq.model.message_ref import location
@@ -62,10 +63,11 @@ class EntryEncoder:
     `size`: what each of them has besides its payload.
     """
 
-    __slots__ = ("_fields", "_packed", "key", "size")
+    __slots__ = ("_content_type", "_fields", "_packed", "key", "size")
 
     def __init__(self, key: str, content_type: str, headers: Mapping[str, str]) -> None:
         self.key = key
+        self._content_type = content_type
         self._fields = entry_fields(b"", "", key, content_type, headers)[4:]
         self._packed = pack_arguments(self._fields)
         self.size = len(key) + sum(len(name) + len(value) for name, value in headers.items())
@@ -73,6 +75,11 @@ class EntryEncoder:
     def fields(self, data: bytes, message_id: str) -> Fields:
         """One message as a field list."""
         return ["data", data, "id", message_id, *self._fields]
+
+    def encoded(self, data: bytes, message_id: str, encoding: Encoding) -> tuple[str, Fields, int]:
+        """The id, the fields and the size of a message whose payload is compressed or encrypted. Raises TooLarge."""
+        data, extra = encoding.extend(data, message_id, self.key, self._content_type)
+        return message_id, [*self.fields(data, message_id), *extra], self.size + len(data)
 
     def entries(self, payloads: Sequence[bytes]) -> tuple[list[str], list[Entry]]:
         """New ids, and the messages as `encode_entry` encodes them."""
@@ -165,6 +172,11 @@ class Batch(ABC):
     ) -> Any:
         """A message as an entry of this kind of batch."""
 
+    @staticmethod
+    def pack(fields: Fields) -> Any:
+        """The fields of a message as an entry of this kind of batch."""
+        return fields
+
     @property
     def is_full(self) -> bool:
         """Whether the next message starts another batch."""
@@ -237,6 +249,10 @@ class Append(Batch):
     script = PUBLISH_MESSAGES
     encode = staticmethod(encode_entry)
     is_repeatable = False
+
+    @staticmethod
+    def pack(fields: Fields) -> Entry:
+        return len(fields), pack_arguments(fields)
 
     def commands(self) -> list[bytes]:
         if self._is_limited:

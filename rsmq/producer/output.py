@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
@@ -41,6 +42,7 @@ class Output:
     due: str
     is_once: bool
     own: OwnKey | None = None
+    encoding: Encoding = PLAIN
 
     @property
     def topic(self) -> str:
@@ -78,7 +80,9 @@ class Output:
     def message(self) -> Message:
         """The message as its handler will get it."""
         raw = [part.encode() if isinstance(part, str) else part for part in self.fields]
-        return Message(MessageOrigin(self.topic, self.partition, ""), b"0-0", raw)
+        message = Message(MessageOrigin(self.topic, self.partition, ""), b"0-0", raw)
+        message.undo(self.encoding)
+        return message
 
 
 class TargetLimits(Protocol):

@@ -16,6 +16,7 @@ import anyio.abc
 from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
@@ -61,7 +62,9 @@ class Producer:
     long as they ask for the same number of replicas.
     """
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> None:
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, topics: Topics, encoding: Encoding | None = None
+    ) -> None:
         self._client = client
         self._keys = keys
         self._settings = settings
@@ -82,6 +85,8 @@ class Producer:
         self._new_id = new_message_id
         self.prepare: Preparation | None = None
         """Completes or refuses each message before it is encoded: see `Broker.before_publish`."""
+        self.encoding = encoding
+        """Compresses and encrypts payloads; None: they are stored as they are."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Send messages until cancelled. Calls still waiting then raise BrokerUnavailable or PublishUnknown."""
@@ -213,7 +218,8 @@ class Producer:
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
         block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
-        return Output(target, partition, identity, fields, size, due, message_id is not None)
+        encoding = self.encoding or PLAIN
+        return Output(target, partition, identity, fields, size, due, message_id is not None, encoding=encoding)
 
     async def moved(self, message: Message, topic: str, headers: Mapping[str, str], band: str, *payload: Any) -> Output:
         """A message for another topic, that a settlement stores later: its bytes and content type, or another payload;
@@ -257,6 +263,8 @@ class Producer:
         publishers, whose order of calls is the order of their messages. Raises TooLarge and ConfigError, and then
         queues nothing; everything else goes to the waiter.
         """
+        if self.encoding is not None:
+            return self._enqueue_encoded(target, payloads, waiter, encoder, message_id, self.encoding)
         largest = encoder.size + max(map(len, payloads))
         if largest > self._limit:
             raise TooLarge(largest, self._limit)
@@ -278,6 +286,29 @@ class Producer:
             batch.extend(chunk, encoder, waiter)
             if at >= len(payloads):
                 return batch
+
+    def _enqueue_encoded(
+        self,
+        target: Topic,
+        payloads: Sequence[bytes],
+        waiter: Waiter,
+        encoder: EntryEncoder,
+        message_id: str | None,
+        encoding: Encoding,
+    ) -> Batch:
+        """`enqueue` for payloads that are compressed or encrypted, each with its id."""
+        given = None if message_id is None else check_message_id(message_id)
+        entries = [encoder.encoded(data, given or self._new_id(), encoding) for data in payloads]
+        largest = max(size for _, _, size in entries)
+        if largest > self._limit:
+            raise TooLarge(largest, self._limit)
+        partition = target.normal.first + partition_for(encoder.key, target.normal.count)
+        kind: type[Batch] = Append if given is None else Once
+        for identity, fields, size in entries:
+            batch = self._queue(0).batch(kind, target, partition, self._stream(target, partition))
+            batch.add(identity, kind.pack(fields), size)
+            batch.waiters.append(waiter)
+        return batch
 
     async def publish_many(  # `ManyOptions` describes the options
         self,
@@ -385,6 +416,8 @@ class Producer:
         """The id, the entry and the size of a message. Raises for a key or headers that are not text."""
         data, content_type = encode_payload(payload)
         identity = self._new_id() if message_id is None else check_message_id(message_id)
+        if self.encoding is not None:
+            data, extra = self.encoding.extend(data, identity, key, content_type, extra)
         size = check_size(data, key, headers, self._limit)
         try:
             if extra:

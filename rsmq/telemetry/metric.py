@@ -117,6 +117,10 @@ TENANT_WAITING = Metric(
     "rsmq_tenant_messages", "gauge", (*GROUP, "rank"),
     "Messages that have not started, of the tenants that have most of them: 1 to 3.",
 )  # fmt: skip
+MISSING_KEY = Metric(
+    "rsmq_missing_key_seconds", "gauge", (*GROUP, "needs"),
+    "How long messages have waited for a key, or a coding, that this process does not have.",
+)  # fmt: skip
 BUSY = Metric("rsmq_handlers_busy", "gauge", GROUP, "Handler calls running now.")
 LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Highest number of concurrent handler calls.")
 LONGEST = Metric("rsmq_handler_longest_seconds", "gauge", GROUP, "How long the oldest running handler call has run.")
@@ -146,7 +150,7 @@ RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows th
 WORKER = (
     INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, HANDED_ON, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES,
     TRIMMED, RESTORED, DELETED, REFUSED, NOT_PENDING, OPENED, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING,
-    TENANTS, TENANT_WAITING, BUSY, LIMIT,
+    TENANTS, TENANT_WAITING, MISSING_KEY, BUSY, LIMIT,
     LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
     OUTBOX_AGE, OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip

@@ -75,6 +75,8 @@ def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iter
         yield Sample(metric.TENANTS, labels, len(tenants))
         ranks = enumerate(tenants[:MOST_TENANTS], 1)
         yield from (Sample(metric.TENANT_WAITING, (*labels, str(rank)), count) for rank, count in ranks)
+    for needs, seconds in consumer.missing_keys.items():
+        yield Sample(metric.MISSING_KEY, (*labels, needs), seconds)
     yield Sample(metric.BUSY, labels, len(started))
     yield Sample(metric.LIMIT, labels, consumer.max_calls)
     yield Sample(metric.LONGEST, labels, now - min(started, default=now))

@@ -17,6 +17,7 @@ import anyio.to_thread
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.handler.schedule import EncodedPayload, Schedule, Trigger, due_ticks, payload_of, read_rule, rule_json
 from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.encoding import Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
 from rsmq.model.schedule_run import RunResult, ScheduleRun, short_error
@@ -77,6 +78,11 @@ class Scheduler:
         self._ahead: set[tuple[str, str]] = set()
         """Schedules whose last tick is ahead of the server's clock."""
         self.prepare: Preparation | None = None  # as of the producer of this process
+        self._encoding: Encoding | None = None
+
+    def encode_by(self, encoding: Encoding | None) -> None:
+        """Compress and encrypt what is published; None: publish payloads as they are."""
+        self._encoding = encoding
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until `stop`. It then releases the schedules, so that another worker goes on at once."""
@@ -202,7 +208,10 @@ class Scheduler:
                 message_id, headers = f"{schedule.message_id(tick)}{'' if is_tick else '-run'}", schedule.headers
                 if self.prepare is not None:
                     headers = self.prepare(led.topic.name, payload, headers, schedule.key, message_id=message_id)
-                fields = entry_fields(data, message_id, schedule.key, kind, headers, schedule.expiry(tick))
+                extra: Sequence[str] = schedule.expiry(tick)
+                if self._encoding is not None:
+                    data, extra = self._encoding.extend(data, message_id, schedule.key, kind, extra)
+                fields = entry_fields(data, message_id, schedule.key, kind, headers, extra)
         except BrokerError:
             raise
         except Exception as error:  # from the user's function: the other schedules and the handlers continue

@@ -23,6 +23,7 @@ from rsmq.handler.service import Service
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.membership import refuse_mixed_ordering
 from rsmq.heartbeat.worker_log import WorkerLog
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.interrupt import signal_errors_marked
 from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
@@ -69,6 +70,7 @@ class Worker:
         services: Sequence[Service] = (),
         max_messages: int | None = None,
         declared: Callable[[str], Declaration] = lambda _: Declaration(),
+        encoding: Encoding = PLAIN,
     ) -> None:
         if not (handlers or schedules or services):
             raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")
@@ -92,6 +94,7 @@ class Worker:
         self._log = WorkerLog(len(handlers))
         self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
         self._max_messages = max_messages
+        self._encoding = encoding
         self.is_exhausted = False
         """Whether it stops because it has settled as many messages as it may."""
         self._stops: list[float] = []
@@ -118,6 +121,7 @@ class Worker:
                     upkeep.start_soon(role)
                 async with anyio.create_task_group() as serving:
                     self._scheduler.prepare = self.producer.prepare if self.producer else None
+                    self._scheduler.encode_by(self.producer.encoding if self.producer else None)
                     serving.start_soon(self._scheduler.run)
                     serving.start_soon(self._services.run)
                     for consumer in self.consumers:
@@ -154,7 +158,7 @@ class Worker:
     def _consumer(self, handler: Handler, topic: Topic, heartbeat: Heartbeat) -> Consumer:
         context = ConsumerContext(
             self._client, self._keys, self._settings, self.member, topic, handler, producer=self.producer,
-            worker_log=self._log,
+            worker_log=self._log, encoding=self._encoding,
         )  # fmt: skip
         return Consumer(context, self._middlewares, heartbeat, self._batcher.ask)
 

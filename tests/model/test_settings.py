@@ -197,7 +197,7 @@ def test_repr_keeps_the_password() -> None:
 def test_a_type_checker_knows_every_setting() -> None:
     """The names and types that `Settings(...)` and `Broker(...)` are typed with are those of the fields."""
     wider: dict[Any, Any] = {timedelta: timedelta | str, timedelta | None: timedelta | str | None}
-    sizes = {"prefetch_bytes", "payload_limit"}
+    sizes = {"prefetch_bytes", "payload_limit", "decoded_limit"}
     typed, made = get_type_hints(Overrides), get_type_hints(Settings)
     assert list(typed) == list(made) == [each.name for each in fields(Settings)]
     for name, annotation in made.items():

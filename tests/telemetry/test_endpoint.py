@@ -52,7 +52,7 @@ def test_page_describes_every_metric(serve: Callable[..., Running], endpoint: En
     described = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE rsmq_")}
     known = {metric.name: metric for metric in WORKER}
     assert described <= known.keys()
-    unused = {name for name in known if name.startswith(("rsmq_outbox_", "rsmq_tenant"))}
+    unused = {name for name in known if name.startswith(("rsmq_outbox_", "rsmq_tenant", "rsmq_missing_key"))}
     assert known.keys() - described <= {"rsmq_messages_published_total", "rsmq_publish_failures_total", *unused}
     for name in described:
         assert f"# TYPE {name} {known[name].kind}\n" in text

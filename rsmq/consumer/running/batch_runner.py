@@ -17,7 +17,7 @@ from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.running.task_slot import TURN, TaskSlot
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.raw_entries import RawEntries
-from rsmq.errors import Malformed
+from rsmq.errors import CannotDecode, Malformed
 from rsmq.handler.failure import text_of
 from rsmq.handler.first_step import first_step
 from rsmq.handler.middleware import Payloads
@@ -100,10 +100,10 @@ class BatchRunner(Runner):
 
     def _payloads(self, raw: list[RawEntries]) -> list[Any] | None:
         """All payloads; None if a lease is over or one of them is unreadable."""
-        now, decode, payloads, made = monotonic(), self.handler.decode, list[Any](), list[Message]()
+        now, decode, payloads, made = monotonic(), self.reader.plain, list[Any](), list[Message]()
         try:
             for each in raw:
-                if now >= each.origin.lease.deadline:
+                if now >= each.origin.lease.deadline or any(message.is_encoded for message in each.made.values()):
                     return None
                 payloads += [decode(fields[1]) for _, fields in each.entries]
                 made += each.made.values()
@@ -163,21 +163,31 @@ class BatchRunner(Runner):
 
     async def _handle_started(self, task_slot: TaskSlot, picked: list[Message], heads: list[Message]) -> None:
         """Handle what may start of it, in a task that no handler has seen: a cancellation would lose the others."""
-        batch = await self._started(picked)
-        await self._handle(task_slot, batch, heads)
+        missing = dict[Message, CannotDecode]()
+        batch = await self._started(picked, missing)
+        if any(message in missing for message in batch):
+            outcomes: list[Outcome] = [missing.get(message) for message in batch]
+            await self._handle_others(task_slot, batch, heads, outcomes)
+        else:
+            await self._handle(task_slot, batch, heads)
         if task_slot.rest is None:
             await self._work(task_slot)
 
-    async def _started(self, picked: list[Message]) -> list[Message]:
-        """Those that may be handled: the lease is held, the attempt charged, the payload readable."""
+    async def _started(self, picked: list[Message], missing: dict[Message, CannotDecode]) -> list[Message]:
+        """Those that may be handled: the lease is held, the attempt charged, the payload readable. `missing` gets those
+        whose key is missing: they are among them, and must not reach the handler."""
         now, is_late = monotonic(), any(message.is_redelivered for message in picked)
         charged = await asyncio.gather(*[self._charged(message, now) for message in picked]) if is_late else None
-        batch, decode = list[Message](), self.handler.decode
+        batch, read = list[Message](), self.reader.read
         for at, message in enumerate(picked):
             lane: Lane = message.origin  # type: ignore[assignment]
             if now < lane.lease.deadline and (charged is None or charged[at]):
                 try:
-                    message.payload = decode(message.data)
+                    message.payload = read(message)
+                    batch.append(message)
+                    continue
+                except CannotDecode as error:
+                    missing[message] = error
                     batch.append(message)
                     continue
                 except Malformed as error:
@@ -202,7 +212,7 @@ class BatchRunner(Runner):
 
     def _is_plain(self, picked: list[Message]) -> bool:
         """Decode all of them. False if one needs more than that: a lease, a charge, or its own dead letter."""
-        now, decode = monotonic(), self.handler.decode
+        now, decode, read = monotonic(), self.reader.plain, self.reader.read
         try:
             for lane, run in groupby(picked, ORIGIN):
                 if now >= lane.lease.deadline:
@@ -210,8 +220,8 @@ class BatchRunner(Runner):
                 for message in run:
                     if message.is_redelivered or (not message.is_plain and message.expires_ms is not None):
                         return False
-                    message.payload = decode(message.data)
-        except Malformed:
+                    message.payload = decode(message.data) if message.is_plain else read(message)
+        except (Malformed, CannotDecode):
             return False
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -21,9 +22,12 @@ from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
+from rsmq.handler.reader import PayloadReader
 from rsmq.handler.returned import completed
 from rsmq.handler.surroundings import call_surrounded, surrounded
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.message import Message
+from rsmq.model.settings import Settings
 
 
 def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
@@ -35,13 +39,20 @@ def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
 
 
 def build_runner(
-    handler: Handler, middlewares: Sequence[Middleware], queue: Queue, settler: Settler, stats: Counter[str]
+    handler: Handler,
+    middlewares: Sequence[Middleware],
+    queue: Queue,
+    settler: Settler,
+    stats: Counter[str],
+    encoding: Encoding = PLAIN,
+    patience: timedelta = Settings.key_patience,
 ) -> Runner:
-    """The runner for a handler."""
+    """The runner for a handler. A message that cannot be decoded yet waits for `patience`."""
     payload_call = build_payload_call(handler, middlewares)
     kind = Runner if handler.batch is None else BatchRunner
     hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
-    return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call, hooks)
+    reader = PayloadReader(handler.decode, encoding)
+    return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call, hooks, reader, patience)
 
 
 def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:

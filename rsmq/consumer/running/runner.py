@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from rsmq.consumer.running.commit_check import CommitCheck
 from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, Settle, conclude
+from rsmq.consumer.running.missing_keys import MissingKeys
 from rsmq.consumer.running.pool import Pool, is_running_in
 from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot
 from rsmq.consumer.settling.settler import Settler
@@ -24,12 +26,13 @@ from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.lane import Lane, MessageLimits
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
-from rsmq.errors import BrokerError, ConfigError, HandlerTimeout
+from rsmq.errors import BrokerError, CannotDecode, ConfigError, HandlerTimeout
 from rsmq.handler.dead_hook import Burial, call_hook
 from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
+from rsmq.handler.reader import PayloadReader
 from rsmq.handler.retry import Bury, Outcome, Park
 from rsmq.handler.returned import completed
 from rsmq.model.clock import monotonic
@@ -37,6 +40,7 @@ from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.reason import Reason
+from rsmq.model.settings import Settings
 from rsmq.model.words import pause
 from rsmq.redis.scripts import CANCELLED, OK
 
@@ -59,6 +63,8 @@ class Runner(Pool):
         stats: Counter[str],
         payload_call: Call | None = None,
         error_hooks: Sequence[ErrorHook] = (),
+        reader: PayloadReader | None = None,
+        patience: timedelta = Settings.key_patience,
     ) -> None:
         super().__init__(queue, handler.concurrency, handler.timeout, handler.soft_timeout)
         self._error_hooks, self._name = error_hooks, f"{handler.topic}/{handler.group}"
@@ -67,7 +73,8 @@ class Runner(Pool):
         self._stats = stats
         self._call, self._payload_call = call, payload_call
         self.commit_check = CommitCheck(handler)
-        self._raw_calls = payload_call and RawCalls(queue, handler.decode, payload_call, call)
+        self.reader = PayloadReader(handler.decode) if reader is None else reader
+        self._raw_calls = payload_call and RawCalls(queue, self.reader, payload_call, call)
         if payload_call is not None:
             queue.serve_raw()
         self.is_starved = False
@@ -76,6 +83,7 @@ class Runner(Pool):
         self._low = 0
         self._holds: Holds | None = None
         self.limits: MessageLimits | None = None
+        self.missing_keys = MissingKeys(self._name, patience)
         self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
 
     def limit_by(self, limits: MessageLimits) -> None:
@@ -122,7 +130,8 @@ class Runner(Pool):
         assert task_slot.task is not None
         queue, ready, settler = self.queue, self.queue.ready, self._settler
         take = queue.taker()
-        decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
+        reader, call, cancelling = self.reader, self._call, task_slot.task.cancelling
+        decode, has_more = reader.plain, reader.has_more
         context = self._context
         running = self._running
         while True:
@@ -157,7 +166,10 @@ class Runner(Pool):
                         continue
                     task_slot.messages = (message,)
                     if rest is None:
-                        message.payload = decode(message.data)
+                        if message.is_plain or not (message.is_encoded or has_more):
+                            message.payload = decode(message.data)
+                        else:
+                            message.payload = reader.read(message)
                         rest = call(message)
                     if (result := await rest) is not None:
                         await completed(result)
@@ -310,7 +322,13 @@ class Runner(Pool):
         age, left = timedelta(milliseconds=now - message._stored_ms), message._lifetime(now)
         lifetime = None if left is None else timedelta(milliseconds=left)
         is_marked = message.entry_id in lane.cancels
+        if isinstance(outcome, CannotDecode) and not is_marked and (wait := self._wait_for_key(message, outcome)):
+            return wait if lifetime is None else replace(wait, delay=min(wait.delay, max(timedelta(0), lifetime)))
         return conclude(outcome, message.attempt, self.handler.retry, age, lifetime, is_marked=is_marked)
+
+    def _wait_for_key(self, message: Message, error: CannotDecode) -> Park | None:
+        """How long a message waits that could not be decoded. None: no longer, or its handler has raised the error."""
+        return self.missing_keys.wait(error) if not message.is_plain and message.is_encoded else None
 
     async def _carry_out(self, message: Message, lane: Lane, conclusion: Conclusion) -> None:
         """All but a retry."""
@@ -390,6 +408,7 @@ class Runner(Pool):
             await self._settler.bury(lane, message.entry_id, attempts, decision)
             return
         self._dying.add(message)
+        self.reader.open(message)
         try:
             is_done = await call_hook(hook, message, Burial(str(decision.reason), decision.error, attempts))
         finally:
@@ -405,15 +424,8 @@ class Runner(Pool):
 
         One that blocks its key stays pending and gets a timer here. Any other goes to the retry poller.
         """
-        await report(self._error_hooks, message, error)
-        self._stats["retried"] += 1
-        what = "failed" if decision.is_counted else "asks for a retry that does not count"
-        log.info(
-            "%s: %s (attempt %d of %d), retry in %s: %s: %s", self._name, what, message.attempt,
-            self.handler.retry.max_attempts, pause(decision.delay), describe(error), message,
-        )  # fmt: skip
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("traceback of %s, attempt %d", message, message.attempt, exc_info=exc_info(error))
+        if not isinstance(error, CannotDecode):  # its handler has not run, and `MissingKeys` has logged it
+            await self._report_retry(message, decision, error)
         seconds = decision.delay.total_seconds()
         has_key = self.queue.is_ordered and message.routing_key is not None
         is_parked = await self._settler.park(message, lane, decision, describe(error), keep_pending=has_key)
@@ -424,6 +436,18 @@ class Runner(Pool):
             lane.recovery.look_for_retries(seconds)
             self.retries.set()
             self.queue.finish(message, lane)
+
+    async def _report_retry(self, message: Message, decision: Park, error: BaseException) -> None:
+        """An attempt has failed, or does not count."""
+        await report(self._error_hooks, message, error)
+        self._stats["retried"] += 1
+        what = "failed" if decision.is_counted else "asks for a retry that does not count"
+        log.info(
+            "%s: %s (attempt %d of %d), retry in %s: %s: %s", self._name, what, message.attempt,
+            self.handler.retry.max_attempts, pause(decision.delay), describe(error), message,
+        )  # fmt: skip
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("traceback of %s, attempt %d", message, message.attempt, exc_info=exc_info(error))
 
     def resume_later(self, message: Message, lane: Lane, seconds: float, charge: int = 1) -> None:
         """Start a message that is parked behind its key again when it is due, as an attempt that is `charge` later."""

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
-from rsmq.errors import Malformed
+from rsmq.errors import CannotDecode, Malformed
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.middleware import Call
+from rsmq.handler.reader import PayloadReader
 from rsmq.handler.returned import is_unfinished
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
@@ -93,9 +94,9 @@ class RawCalls:
     message.
     """
 
-    def __init__(self, queue: Queue, decode: Callable[[bytes], Any], payload_call: Call, call: Call) -> None:
+    def __init__(self, queue: Queue, reader: PayloadReader, payload_call: Call, call: Call) -> None:
         self._queue = queue
-        self._decode = decode
+        self._reader = reader
         self._payload_call = payload_call
         self._call = call
         self._most = 8  # entries, about as many as start within the lag of the rate
@@ -108,7 +109,12 @@ class RawCalls:
         """
         assert task_slot.task is not None
         lease, done, made, limit = raw.origin.lease, raw.done, raw.made, self._queue.rate_limit
-        decode, function, call, cancelling = self._decode, self._payload_call, self._call, task_slot.task.cancelling
+        decode, function, call, cancelling = (
+            self._reader.plain,
+            self._payload_call,
+            self._call,
+            task_slot.task.cancelling,
+        )
         rate, entries, admitted, is_held = self._queue.message_rate, raw.entries, list[Any](), False
         rest: Awaitable[Any] | None = None
         task_slot.messages = raw
@@ -127,8 +133,8 @@ class RawCalls:
             if now >= lease.deadline or now > end or cancelling():
                 break
             try:
-                payload = decode(fields[1])
-            except Malformed as error:
+                payload = decode(fields[1]) if position != next_made else self._reader.read(made[position])
+            except (Malformed, CannotDecode) as error:
                 rest = raised(error)
                 break
             if position == next_made:

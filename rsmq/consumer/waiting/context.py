@@ -10,6 +10,7 @@ from rsmq.handler.handler import Handler
 from rsmq.heartbeat.lease import Lease
 from rsmq.heartbeat.worker_log import WorkerLog
 from rsmq.model.clock import ServerClock
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer
@@ -25,7 +26,7 @@ class ConsumerContext:
     are the partitions that the member has now, by number. `stats` counts what happened: settled, cancelled, retried,
     buried, handed_on, expired, redelivered, handed_back, refused, not_pending, lost_body, restored, deleted, reads; and
     of leases: taken, released, lost. `clock` is the server's, as the membership reads it. `worker_log`
-    tells of rebalances.
+    tells of rebalances. `encoding` undoes what publishers have encoded.
     """
 
     client: Client
@@ -39,6 +40,7 @@ class ConsumerContext:
     producer: Producer | None = None
     clock: ServerClock = field(default_factory=ServerClock)
     worker_log: WorkerLog = field(default_factory=WorkerLog)
+    encoding: Encoding = PLAIN
 
     def follow(self, topic: Topic) -> None:
         """The topic has changed."""

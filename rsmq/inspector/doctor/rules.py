@@ -118,6 +118,23 @@ def check_holds(facts: QueueFacts) -> Iterator[str]:
                 yield f"{each.words} of {title(group)} is held until {timestamp(each.until)}: `{end}`"
 
 
+def check_missing_keys(facts: QueueFacts) -> Iterator[str]:
+    """Every member has the keys that its messages need."""
+    for group in facts.board.groups:
+        missing = dict[str, list[tuple[str, int]]]()
+        for member in group.members:
+            for needs, seconds in member.missing_keys if member.heard_ago is not None else ():
+                missing.setdefault(needs, []).append((member.id, seconds))
+        for needs, found in sorted(missing.items())[:MOST_NAMED]:
+            longest = duration(timedelta(seconds=max(seconds for _, seconds in found)))
+            yield (
+                f"messages of {title(group)} need the {needs}, which {count(len(found), 'member')} of it "
+                f"{'does' if len(found) == 1 else 'do'} not have ({found[0][0]}), for {longest} now: add it to their "
+                f"keyring, such as RSMQ_KEYS, and start them again. `rsmq keys status {group.topic}` counts the "
+                f"messages; after RSMQ_KEY_PATIENCE they become dead letters (no-key)"
+            )
+
+
 def check_members(facts: QueueFacts) -> Iterator[str]:
     """Every member can own a partition."""
     for group in facts.board.groups:
@@ -351,7 +368,7 @@ def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_records: "records",
     check_groups: "group", check_served: "group", check_trend: "backlog",
-    check_holds: "holds",
+    check_holds: "holds", check_missing_keys: "keys",
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",

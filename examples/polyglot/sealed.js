@@ -1,0 +1,31 @@
+/** Encrypts and decrypts payloads as rsmq does: AES-256-GCM with a key of its own for each message. */
+import { createCipheriv, createDecipheriv, createHmac } from 'node:crypto';
+
+const ABSENT = Buffer.from('ffffffff', 'hex');
+
+/** Each part after its length, as 4 bytes, the highest first; `undefined` for a part that is not there. */
+const parts = (...values) => Buffer.concat(values.flatMap((value) => {
+  if (value === undefined || value === null) return [ABSENT];
+  const bytes = Buffer.from(value);
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(bytes.length);
+  return [length, bytes];
+}));
+const hmac = (secret, data) => createHmac('sha256', secret).update(data).digest();
+const about = ({ id, key, type, enc }) => parts(id, key, type ?? 'application/json', enc);
+
+/** The payload of an entry with the fields `data` (a Buffer), `id`, `key`, `type` and `enc`. Throws if it was changed. */
+export function decrypt({ data, ...fields }, secret) {
+  const decipher = createDecipheriv('aes-256-gcm', hmac(secret, parts('enc', fields.id)), data.subarray(0, 12));
+  decipher.setAAD(about(fields));
+  decipher.setAuthTag(data.subarray(-16));
+  return Buffer.concat([decipher.update(data.subarray(12, -16)), decipher.final()]);
+}
+
+/** What to store as `data`: nonce, ciphertext, tag. The same message has the same bytes. */
+export function encrypt(payload, fields, secret) {
+  const nonce = hmac(secret, Buffer.concat([parts('iv'), about(fields), parts(payload)])).subarray(0, 12);
+  const cipher = createCipheriv('aes-256-gcm', hmac(secret, parts('enc', fields.id)), nonce);
+  cipher.setAAD(about(fields));
+  return Buffer.concat([nonce, cipher.update(payload), cipher.final(), cipher.getAuthTag()]);
+}

@@ -1,0 +1,128 @@
+"""The keys of a process. No text that it makes has a key in it: neither `repr`, nor an error, nor a pickle."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from base64 import b64decode
+from binascii import Error
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NoReturn, Self
+
+from rsmq.errors import ConfigError
+
+KEY_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
+"""Shorter than a key in base64: where both have changed places, the key is not taken for an id, and not shown."""
+KEY_BYTES: Final = 32
+FILE: Final = "_FILE"
+FORM: Final = "write keys as k7=<base64 of 32 bytes>,k6=<...>, the first of them to write with"
+
+
+class SecretKey:
+    """One key. It shows its id only, also where a traceback shows local variables."""
+
+    __slots__ = ("_secret", "id")
+
+    def __init__(self, key_id: str, secret: bytes) -> None:
+        self.id = key_id
+        self._secret = secret
+
+    def digest(self, data: bytes) -> bytes:
+        """HMAC-SHA256 of the data with this key: 32 bytes."""
+        return hmac.digest(self._secret, data, "sha256")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a key is not pickled: let each process read its keys from its environment")
+
+    def __repr__(self) -> str:
+        return f"<SecretKey {self.id}>"
+
+
+class Keyring:
+    """Keys by their ids: the first one is written with, all of them are read with.
+
+    Rotate in three steps: give all processes the new key as a further one; then put it first; take the old one away
+    when `rsmq keys status TOPIC` needs it no more.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        """`keys`: 32 random bytes for each id, the first one to write with. Raises ConfigError."""
+        if not keys:
+            raise ConfigError(f"a keyring has at least one key: {FORM}")
+        self._keys = dict[str, SecretKey]()
+        for key_id, secret in keys.items():
+            if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
+                raise ConfigError("an id of a key is not possible: use 1 to 32 letters, digits, '_', '.' and '-'")
+            if not isinstance(secret, bytes) or len(secret) != KEY_BYTES:
+                raise ConfigError(f"key {key_id} is not {KEY_BYTES} bytes: make one with `openssl rand -base64 32`")
+            self._keys[key_id] = SecretKey(key_id, secret)
+        self.first = next(iter(self._keys.values()))
+        """The key that is written with."""
+
+    @classmethod
+    def from_env(cls, name: str = "RSMQ_KEYS") -> Self:
+        """The keys in an environment variable, or in the file that the variable with `_FILE` behind its name names.
+
+        Raises ConfigError if neither is set, or one is wrong; it says where, and shows no key.
+        """
+        text = os.environ.get(name)
+        if text is not None:
+            return cls.read(text, name)
+        path = os.environ.get(name + FILE)
+        if path is None:
+            raise ConfigError(f"neither {name} nor {name}{FILE} is set: {FORM}")
+        return cls.from_file(path)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """The keys in a file, in the form of the variable; each may have a line of its own. Raises ConfigError."""
+        try:
+            text = Path(path).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise ConfigError(f"the keys in {os.fspath(path)} cannot be read ({why})") from None
+        return cls.read(text.replace("\n", ","), os.fspath(path))
+
+    @classmethod
+    def read(cls, text: str, where: str) -> Self:
+        """The keys in a text, which an error calls `where`. Raises ConfigError."""
+        return cls(dict(_pairs(text, where)))
+
+    def get(self, key_id: str) -> SecretKey | None:
+        """The key with an id."""
+        return self._keys.get(key_id)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids, that of the key to write with first."""
+        return tuple(self._keys)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a keyring is not pickled: let each process read its keys from its environment")
+
+    def __repr__(self) -> str:
+        return f"<Keyring {', '.join(self._keys)}>"
+
+
+def _pairs(text: str, where: str) -> Iterator[tuple[str, bytes]]:
+    """The id and the bytes of each key in a text."""
+    seen = set[str]()
+    for number, part in enumerate((each for each in text.strip().strip("'\"").split(",") if each.strip()), 1):
+        key_id, equals, encoded = part.strip().partition("=")
+        if not equals or not KEY_ID.fullmatch(key_id):
+            raise ConfigError(f"{where}: key {number} has no id in front of it: {FORM}")
+        if key_id in seen:
+            raise ConfigError(f"{where}: there are two keys {key_id}: give the newer one another id")
+        seen.add(key_id)
+        try:
+            secret = b64decode(encoded.strip(), validate=True)
+        except Error:
+            raise ConfigError(f"{where}: key {number} is not base64: {FORM}") from None
+        if len(secret) != KEY_BYTES:
+            raise ConfigError(
+                f"{where}: key {number} has {len(secret)} bytes, not {KEY_BYTES}: make one with "
+                f"`openssl rand -base64 32`"
+            )
+        yield key_id, secret

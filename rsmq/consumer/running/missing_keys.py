@@ -1,0 +1,75 @@
+"""Messages that this process cannot decode yet: they wait, uncounted, until a key is there or patience ends. No I/O."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from rsmq.errors import CannotDecode
+from rsmq.handler.retry import Park
+from rsmq.model.clock import monotonic
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.words import duration
+
+log = logging.getLogger("rsmq.codecs")
+
+SHORTEST: Final = timedelta(seconds=1)
+LONGEST: Final = timedelta(minutes=1)
+"""Between two looks at a message: a quarter of the time for which its key has been missing, within these."""
+FORGOTTEN: Final = 2.5 * LONGEST.total_seconds()
+"""Seconds after which a key that no message has needed is missing no more."""
+MOST_NAMES: Final = 100
+OTHERS: Final = "other keys"
+
+
+@dataclass(slots=True)
+class Missing:
+    """A key, or a coding: since when a message has needed it, and when the last one did, by the monotonic clock."""
+
+    since: float
+    last: float
+
+
+class MissingKeys:
+    """What the messages of one handler need, and this member does not have.
+
+    `patience` counts in each member from the first message that needs a key, so a fleet that was down for longer than
+    that loses nothing when it starts.
+    """
+
+    def __init__(self, name: str, patience: timedelta) -> None:
+        self._name = name
+        self._patience = patience
+        self._missing: dict[str, Missing] = {}
+        self._throttled = ThrottledLog(log)
+
+    def wait(self, error: CannotDecode) -> Park | None:
+        """How long a message waits for its key. None: no longer, it becomes a dead letter."""
+        now, known = monotonic(), self._missing.get(error.needs)
+        name = error.needs if known is not None or len(self._missing) < MOST_NAMES else OTHERS
+        missing = self._missing.get(name)
+        if missing is None or now - missing.last > FORGOTTEN:
+            missing = self._missing[name] = Missing(now, now)
+        missing.last = now
+        waited = timedelta(seconds=now - missing.since)
+        left = self._patience - waited
+        if left <= timedelta(0):
+            return None
+        self._throttled.warn(
+            f"{self._name}: messages wait for the {name}", f"they become dead letters in {duration(left)}: {error}"
+        )
+        return Park(min(left, max(SHORTEST, min(LONGEST, waited / 4))), is_counted=False)
+
+    def standing(self) -> dict[str, int]:
+        """For how many seconds messages have needed what. May be called from any thread."""
+        now = monotonic()
+        return {
+            name: int(now - missing.since)
+            for name, missing in list(self._missing.items())
+            if now - missing.last <= FORGOTTEN
+        }
+
+    def __repr__(self) -> str:
+        return f"<MissingKeys {self.standing()}>"

@@ -1,0 +1,175 @@
+"""How a payload is encoded between publisher and reader: the field `enc`, and who writes and undoes it. No I/O.
+
+`enc` names what was done, in order: `zstd;a256gcm=k7` is compressed, then encrypted with the key `k7`. It is undone
+from the right. The codecs themselves are in `rsmq.codecs`: who uses none loads none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
+
+from rsmq.errors import CannotDecode, ConfigError, Malformed, MessageError, TooLarge
+from rsmq.model.settings import Settings
+
+ENC: Final = b"enc"
+MOST_WORDS: Final = 8
+LONGEST_ENC: Final = 256
+WORD: Final = re.compile(r"([a-z0-9]{1,32})(?:=([A-Za-z0-9_.-]{1,32}))?", re.ASCII)
+"""A coding, and for a cipher the id of its key."""
+STEPS: Final = ("compress", "encrypt")
+"""The order in which codecs are applied: what is encrypted cannot be compressed any more."""
+DEFAULT_LIMIT: Final = Settings.decoded_limit
+
+
+class Binding(NamedTuple):
+    """What an encrypted payload belongs to: moved to another message, it does not decrypt. `key` None: no ordering
+    key. `enc` is the whole field."""
+
+    message_id: bytes
+    key: bytes | None
+    type: bytes
+    enc: bytes
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """One step between a payload and what is stored. Safe to use from several threads."""
+
+    @property
+    def step(self) -> Literal["compress", "encrypt"]:
+        """What it does: decides the order of codecs."""
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a message without this step is refused."""
+
+    @property
+    def name(self) -> str:
+        """The coding: the word of `enc` before its `=`."""
+
+    @property
+    def word(self) -> str:
+        """What stands in `enc` for what it writes now."""
+
+    def shrink(self, data: bytes) -> bytes | None:
+        """The payload, encoded without knowing its message; None: it stays as it is. Only of the step `compress`."""
+
+    def seal(self, data: bytes, binding: Binding) -> bytes:
+        """The payload, encrypted. Only of the step `encrypt`."""
+
+    def undo(self, data: bytes, argument: str, binding: Binding, limit: int) -> bytes:
+        """What was encoded. Raises Malformed, also for more than `limit` bytes, and CannotDecode without its key."""
+
+
+class Encoding:
+    """The codecs of a broker, applied in order and undone from the right.
+
+    `limit`: a payload that is larger than this before it is encoded, or after it is undone, is refused.
+    """
+
+    def __init__(self, codecs: Sequence[Codec] = (), limit: int = DEFAULT_LIMIT) -> None:
+        for each in codecs:
+            if isinstance(each, type) or not isinstance(each, Codec):
+                raise ConfigError(
+                    f"codecs={codecs!r}: {each!r} is no codec. Write codecs=[Zstd(), Encrypt(Keyring.from_env())]"
+                )
+        steps = [each.step for each in codecs]
+        if len(set(steps)) < len(steps):
+            raise ConfigError(f"codecs={codecs!r}: two of them {steps[-1]}. One is enough: leave the other out")
+        if steps != sorted(steps, key=STEPS.index):
+            raise ConfigError(
+                f"codecs={codecs!r}: what is encrypted looks random and does not become smaller. Put the one that "
+                f"compresses first"
+            )
+        self._codecs = tuple(codecs)
+        self._by_name = {each.name: each for each in codecs}
+        self.limit = limit
+        self.is_required = any(each.is_required for each in codecs)
+        """Whether a message that is not encoded so is malformed."""
+
+    def __bool__(self) -> bool:
+        return bool(self._codecs)
+
+    def encode(
+        self, data: bytes, message_id: str, key: str | None = None, content_type: str = "application/json"
+    ) -> tuple[bytes, str]:
+        """What is stored for a payload, and its `enc`, which may be empty. Raises TooLarge."""
+        if len(data) > self.limit:
+            raise TooLarge(len(data), self.limit, "RSMQ_DECODED_LIMIT")
+        words, ciphers = list[str](), list[Codec]()
+        for each in self._codecs:
+            if each.step == "encrypt":
+                words.append(each.word)
+                ciphers.append(each)
+            elif (smaller := each.shrink(data)) is not None:
+                words.append(each.word)
+                data = smaller
+        enc = ";".join(words)
+        for each in ciphers:
+            route = None if key is None else key.encode()
+            data = each.seal(data, Binding(message_id.encode(), route, content_type.encode(), enc.encode()))
+        return data, enc
+
+    def extend(
+        self, data: bytes, message_id: str, key: str | None, content_type: str, extra: Sequence[str] = ()
+    ) -> tuple[bytes, Sequence[str]]:
+        """What is stored for a payload, and the further fields of its entry, with `enc` if there is one."""
+        data, enc = self.encode(data, message_id, key, content_type)
+        return data, (*extra, "enc", enc) if enc else extra
+
+    def undo(self, data: bytes, binding: Binding) -> bytes:
+        """The payload as it was published. Raises Malformed, and CannotDecode for what this process has no key, or no
+        codec, for."""
+        words = words_of(binding.enc)
+        if self.is_required and not any(
+            each.is_required and each.name == name for each in self._codecs for name, _ in words
+        ):
+            raise Malformed(NOT_ENCRYPTED)
+        for name, argument in reversed(words):
+            codec = self._by_name.get(name)
+            if codec is None:
+                needs = f"key {argument}" if argument else f"coding {name}"
+                raise CannotDecode(needs, f"give its broker codecs=[...] with one that reads {name!r}")
+            data = codec.undo(data, argument, binding, self.limit)
+        if len(data) > self.limit:
+            raise Malformed(f"the payload has more than {self.limit} bytes when it is decoded (RSMQ_DECODED_LIMIT)")
+        return data
+
+    def __repr__(self) -> str:
+        return f"<Encoding {', '.join(map(repr, self._codecs)) or 'none'}>"
+
+
+NOT_ENCRYPTED: Final = "the message is not encrypted, and its broker has Encrypt(required=True)"
+PLAIN: Final = Encoding()
+"""Of a process without codecs: it writes payloads as they are, and holds what is encoded."""
+
+
+def words_of(enc: bytes) -> list[tuple[str, str]]:
+    """The codings in a field `enc`, each with its argument, which may be empty. Raises Malformed."""
+    if not 0 < len(enc) <= LONGEST_ENC:
+        raise Malformed(f"its field enc has {len(enc)} bytes: 1 to {LONGEST_ENC} are possible")
+    texts = enc.decode("latin-1").split(";")
+    if len(texts) > MOST_WORDS:
+        raise Malformed(f"its field enc names {len(texts)} codings, more than {MOST_WORDS}")
+    found = [match for each in texts if (match := WORD.fullmatch(each))]
+    if len(found) < len(texts):
+        raise Malformed("its field enc is not a list such as zstd;a256gcm=k7")
+    return [(match[1], match[2] or "") for match in found]
+
+
+def why_sealed(error: MessageError, enc: str) -> str:
+    """In the place of a payload that could not be undone: `encrypted (k7)`, or what is wrong with it."""
+    if not isinstance(error, CannotDecode):
+        return f"unreadable: {error}"
+    key = key_of(enc.encode())
+    return f"encrypted ({key})" if key else f"encoded ({enc})"
+
+
+def key_of(enc: bytes) -> str:
+    """The id of the key that a message needs; empty for none, or for what cannot be read."""
+    try:
+        return next((argument for _, argument in words_of(enc) if argument), "")
+    except Malformed:
+        return ""

@@ -1,0 +1,1 @@
+"""Compression, encryption and the keys."""
