@@ -10,6 +10,7 @@ from datetime import datetime
 from rsmq import control, dlq
 from rsmq.errors import ConfigError
 from rsmq.model.duration import Duration
+from rsmq.model.encoding import Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import due_time
@@ -24,6 +25,7 @@ class Commands(ABC):
 
     keys: Keys
     settings: Settings
+    encoding: Encoding
     cancelled: Counter[tuple[str, str]]
     """By topic and group, messages that `cancel` itself has settled: delayed (no group), or waiting for a retry."""
 
@@ -78,7 +80,8 @@ class Commands(ABC):
         There is no index: it costs about two seconds for 100 000 messages. Narrow it by `key`, `since` and `until`.
         """
         wanted = control.Criteria(key, dlq.read_fields(where), dict(headers or {}), since, until)
-        search = control.Search(self.client, self.keys, await self.topics.existing(topic), state, group)
+        about = (self.client, self.keys, await self.topics.existing(topic), state, group)
+        search = control.Search(*about, self.encoding)
         return await search.run(wanted, most=most, scan=scan, progress=progress)
 
     async def cancel(

@@ -12,6 +12,7 @@ from typing import TypeVar
 import anyio
 
 from rsmq.broker import Broker
+from rsmq.codecs.reading import Reading
 from rsmq.dlq import DeadLetters
 from rsmq.errors import RsmqError
 from rsmq.inspector.inspector import Inspector
@@ -46,6 +47,8 @@ class CommandConnection:
     topics: Topics
     inspector: Inspector
     dead_letters: DeadLetters
+    encoding: Reading
+    """Undoes what is compressed, or encrypted with a key of RSMQ_KEYS."""
 
     async def topic(self, name: str) -> Topic:
         """The topic. Raises NotFound."""
@@ -96,7 +99,9 @@ async def connected(url: str | None) -> AsyncIterator[CommandConnection]:
     async with server_for(settings) as address, Connector(address, settings).connected() as client:
         keys = Keys(settings.prefix, database_of(settings.url))
         topics, inspector = Topics(client, keys, settings), Inspector(client, keys, settings)
-        yield CommandConnection(settings, client, keys, topics, inspector, DeadLetters(client, keys))
+        encoding = Reading(int(settings.decoded_limit))
+        letters = DeadLetters(client, keys, encoding)
+        yield CommandConnection(settings, client, keys, topics, inspector, letters, encoding)
 
 
 def ask(url: str | None, question: Callable[[CommandConnection], Awaitable[T]]) -> T:

@@ -10,7 +10,7 @@ import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
 from rsmq.cli.failure import print_error
-from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
+from rsmq.cli.output import as_data, as_line, confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import (
     AnyGroup,
     AnyTopic,
@@ -144,7 +144,7 @@ def show(
         print_line("traceback:")
     for line in found.traceback.splitlines():
         print_line(f"  {printable(line)}")
-    print_line(f"data: {'(none)' if found.data is None else printable(found.data.decode(errors='backslashreplace'))}")
+    print_line(f"data: {as_line(found.data, found.sealed)}")
 
 
 @app.command("replay", epilog="Example: rsmq dlq replay orders billing --error timeout --where shop=7 --rate 50/s")
@@ -244,5 +244,5 @@ def purge(
 def as_object(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter as JSON, without the raw fields that it was read from."""
     about, content_type = asdict(letter), dict(reversed(letter.fields)).get(b"type", JSON.encode())
-    del about["fields"], about["data"]
-    return about | as_data(letter.data, content_type.decode(errors="replace"))
+    del about["fields"], about["data"], about["sealed"]
+    return about | as_data(letter.data, content_type.decode(errors="replace"), letter.sealed)

@@ -11,13 +11,25 @@ import typer
 from rsmq.broker import Broker
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
 from rsmq.cli.failure import print_error
-from rsmq.cli.output import as_data, print_json, print_line, print_result
+from rsmq.cli.output import as_data, as_line, print_json, print_line, print_result
 from rsmq.cli.parameters import Json, TopicName, Url, duration_option, example, noun, parse_headers, time_option
 from rsmq.cli.pipeline import load
 from rsmq.cli.tables import print_rows, print_table
-from rsmq.control import Answer, Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
+from rsmq.control import (
+    Answer,
+    Cancelled,
+    Criteria,
+    Findings,
+    FindState,
+    GroupStatus,
+    Hit,
+    Look,
+    MessageStatus,
+    Search,
+)
 from rsmq.control.finder import Finder, Found
 from rsmq.control.search import STATES
+from rsmq.dlq import read_fields
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, printable
 from rsmq.redis.topics import Topic
@@ -118,14 +130,14 @@ def show(
 ) -> None:
     """One message with its payload. Consumes nothing; `rsmq trace` says where it is."""
 
-    async def read(connection: CommandConnection) -> Found | None:
+    async def read(connection: CommandConnection) -> tuple[Found | None, str]:
         for each in await topics_of(connection, topic):
             found = await Finder(connection.client, connection.keys).find(message, each, key)
             if found is not None:
-                return found
-        return None
+                return found, found.message.open(connection.encoding)
+        return None, ""
 
-    found = ask(url, read)
+    found, sealed = ask(url, read)
     kept = None if found is not None or archive is None else archived(archive, message, topic)
     if found is not None:
         about, data = as_object(found), found.message.data
@@ -135,7 +147,7 @@ def show(
     else:
         raise NotFound(f"there is no message {message}: `rsmq trace` looks among the dead letters, too")
     if as_json:
-        print_json(about | as_data(data, about["type"]))
+        print_json(about | as_data(data, about["type"], sealed))
         return
     headers = about.pop("headers")
     for name, value in about.items():
@@ -143,7 +155,7 @@ def show(
             print_line(f"{name}: {printable(timestamp(value) if isinstance(value, datetime) else str(value))}")
     for name, value in headers.items():
         print_line(f"header {printable(name)}: {printable(value)}")
-    print_line(f"data: {printable(data.decode(errors='backslashreplace'))}")
+    print_line(f"data: {as_line(data, sealed)}")
 
 
 @app.command("find", epilog="Example: rsmq message find orders --where customer.id=7 --since 2026-01-01T00:00:00Z")
@@ -173,15 +185,16 @@ def find(
             print_error(f"looked at {count(looked_at, 'message')}")
             step += 50_000
 
-    found = ask_broker(
-        url,
-        lambda broker: broker.find(
-            topic, key=key, where=where or (), headers=headers, since=since, until=until,
-            state=cast("FindState", state), group=group, most=most, scan=scan, progress=progress,
-        ),
-    )  # fmt: skip
+    wanted = Criteria(key, read_fields(where or ()), headers, since, until)
+
+    async def search(connection: CommandConnection) -> Findings:
+        about = (connection.client, connection.keys, await connection.topics.existing(topic))
+        searching = Search(*about, cast("FindState", state), group, connection.encoding)
+        return await searching.run(wanted, most=most, scan=scan, progress=progress)
+
+    found = ask(url, search)
     rows = (
-        (each.at, f"{each.partition}/{each.stream_id or '-'}", each.id, each.key, each.letter, preview(each.data))
+        (each.at, f"{each.partition}/{each.stream_id or '-'}", each.id, each.key, each.letter, preview(each))
         for each in found.hits
     )
     nothing = f"no such message among the {count(found.looked_at, 'message')} that were looked at"
@@ -191,9 +204,9 @@ def find(
         print_error(f"not all was looked at ({count(found.looked_at, 'message')}): raise -n or --scan, or narrow it")
 
 
-def preview(data: bytes) -> str:
-    """The beginning of a payload."""
-    text = data[:240].decode(errors="backslashreplace")
+def preview(hit: Hit) -> str:
+    """The beginning of its payload, or why that cannot be shown."""
+    text = f"({hit.sealed})" if hit.sealed else hit.data[:240].decode(errors="backslashreplace")
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
@@ -203,7 +216,7 @@ def hit_as_object(hit: Hit) -> dict[str, Any]:
         "id": hit.id, "topic": hit.topic, "partition": hit.partition, "stream_id": hit.stream_id, "key": hit.key,
         "type": hit.type, "state": hit.state, "at": hit.at, "letter": hit.letter,
     }  # fmt: skip
-    return about | as_data(hit.data, hit.type)
+    return about | as_data(hit.data, hit.type, hit.sealed)
 
 
 @app.command("cancel", epilog="Example: rsmq message cancel 01980000-0000-7000-8000-000000000000 --topic orders")

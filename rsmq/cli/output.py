@@ -11,6 +11,7 @@ from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError
 from rsmq.model.message import JSON
+from rsmq.model.words import printable
 
 
 def print_line(text: str) -> None:
@@ -38,9 +39,19 @@ def confirm(question: str, *, is_agreed: bool) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def as_data(data: bytes | None, content_type: str | None = JSON) -> dict[str, Any]:
+def as_line(data: bytes | None, sealed: str = "") -> str:
+    """A payload for people."""
+    if sealed:
+        return f"({printable(sealed)})"
+    return "(none)" if data is None else printable(data.decode(errors="backslashreplace"))
+
+
+def as_data(data: bytes | None, content_type: str | None = JSON, sealed: str = "") -> dict[str, Any]:
     """A payload inside JSON: `data` is its value where it is JSON, its text where it is only UTF-8, and null for a
-    message without a payload. What is neither is `data_base64`. `content_type`: None if it is not known."""
+    message without a payload. What is neither is `data_base64`. `content_type`: None if it is not known. `sealed`: why
+    it cannot be decoded, such as `encrypted (k7)`."""
+    if sealed:
+        return {"data": None, "sealed": sealed}
     if data is None:
         return {"data": None}
     if content_type is None or content_type == JSON or content_type.endswith("+json"):

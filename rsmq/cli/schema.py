@@ -35,12 +35,14 @@ def check(
 
     Changes nothing. Exit 1 if a message cannot be decoded, with the number of each error.
     """
-    handlers = load_broker(target).handlers
+    broker = load_broker(target)
+    handlers = broker.handlers
     if not handlers:
         raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
 
     async def read(connection: CommandConnection) -> list[SchemaFinding]:
-        return await SchemaCheck(connection.client, connection.keys, connection.topics).run(handlers, sample)
+        check = SchemaCheck(connection.client, connection.keys, connection.topics, broker.encoding)
+        return await check.run(handlers, sample)
 
     findings = ask(url, read)
     failed = sum(finding.failed for finding in findings)

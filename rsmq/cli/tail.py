@@ -15,6 +15,7 @@ from rsmq.cli.output import as_data, print_json, print_line
 from rsmq.cli.parameters import Json, TopicName, Url, example
 from rsmq.errors import BrokerUnavailable, Malformed
 from rsmq.model.clock import from_epoch_ms, to_ms
+from rsmq.model.encoding import Encoding
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, printable, shown
@@ -49,11 +50,11 @@ def tail(
             found = await connection.topic(topic)
             view = TailReader(connection, found)
             entries = await view.newest(most) if group is None else await view.next_of(group, most)
-            show(topic, entries, as_json)
+            show(topic, entries, connection.encoding, as_json)
             if not entries and most and not as_json:
                 print_error(asked(empty(topic, group, follow), connection.settings))
             while follow:
-                show(topic, await view.wait(), as_json)
+                show(topic, await view.wait(), connection.encoding, as_json)
 
     with contextlib.suppress(KeyboardInterrupt):
         anyio.run(act)
@@ -126,36 +127,39 @@ class TailReader:
         return entries
 
 
-def show(topic: str, entries: Iterable[Entry], as_json: bool) -> None:
+def show(topic: str, entries: Iterable[Entry], encoding: Encoding, as_json: bool) -> None:
     """Print entries, one line each."""
     for partition, entry_id, fields in entries:
+        sealed = ""
         try:
-            message: Message | Malformed = Message(MessageOrigin(topic, partition, ""), entry_id, fields)
+            found = Message(MessageOrigin(topic, partition, ""), entry_id, fields)
+            sealed = found.open(encoding)
+            message: Message | Malformed = found
         except Malformed as error:
             message = error
         if as_json:
-            print_json(as_object(partition, entry_id, message), is_line=True)
+            print_json(as_object(partition, entry_id, message, sealed), is_line=True)
         else:
-            print_line(as_line(topic, partition, entry_id, message))
+            print_line(as_line(topic, partition, entry_id, message, sealed))
 
 
-def as_line(topic: str, partition: int, entry_id: bytes, message: Message | Malformed) -> str:
+def as_line(topic: str, partition: int, entry_id: bytes, message: Message | Malformed, sealed: str) -> str:
     """An entry as a line for people. The time is when the server stored it."""
     stored = from_epoch_ms(parse_stream_id(entry_id)[0]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     head = f"{stored}Z {topic}.{partition} {entry_id.decode()}"
     if isinstance(message, Malformed):
         return f"{head} unreadable: {message}"
-    data = printable(message.data.decode(errors="backslashreplace"))
+    data = f"({printable(sealed)})" if sealed else printable(message.data.decode(errors="backslashreplace"))
     if len(data) > LONGEST:
         data = f"{data[:LONGEST]}… ({count(len(message.data), 'byte')})"
     head += "" if message.id == message.stream_id else f" {printable(shown(message.id))}"
     return f"{head} {f'key={printable(message.key)} ' if message.key is not None else ''}{data}"
 
 
-def as_object(partition: int, entry_id: bytes, message: Message | Malformed) -> dict[str, Any]:
+def as_object(partition: int, entry_id: bytes, message: Message | Malformed, sealed: str) -> dict[str, Any]:
     """An entry as JSON."""
     origin: dict[str, Any] = {"partition": partition, "stream_id": entry_id.decode()}
     if isinstance(message, Malformed):
         return origin | {"malformed": str(message)}
     about = {"id": message.id, "key": message.key, "type": message.type, "headers": message.headers}
-    return origin | about | {"timestamp": message.timestamp} | as_data(message.data, message.type)
+    return origin | about | {"timestamp": message.timestamp} | as_data(message.data, message.type, sealed)

@@ -12,6 +12,7 @@ from rsmq.control.finder import read_entry
 from rsmq.dlq.selection import FieldCondition
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message
 from rsmq.model.packing import unpack_fields
@@ -48,15 +49,19 @@ class Criteria:
         """The first moment that does not count any more."""
         return LATEST_MS + 1 if self.until is None else max(0, epoch_ms(self.until))
 
-    def matches(self, message: Message) -> bool:
-        """Whether all conditions but the time hold."""
+    def suits(self, message: Message) -> bool:
+        """Whether key and headers are those that are wanted: what can be said without the payload."""
         if self.key is not None and message.key != self.key:
             return False
         if self.headers:
             headers = message.headers
             if any(headers.get(name) != value for name, value in self.headers.items()):
                 return False
-        return not self.where or self._has_fields(message.data)
+        return True
+
+    def matches(self, message: Message) -> bool:
+        """Whether all conditions but the time hold."""
+        return self.suits(message) and (not self.where or self._has_fields(message.data))
 
     def _has_fields(self, data: bytes) -> bool:
         try:
@@ -68,7 +73,9 @@ class Criteria:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that was found. `at`: the time by which it was chosen. `letter`: of a dead letter, for `rsmq dlq`."""
+    """A message that was found. `at`: the time by which it was chosen. `letter`: of a dead letter, for `rsmq dlq`.
+    `sealed`: why `data` is still as it is stored, such as `encrypted (k7)`; empty where it is what was published.
+    """
 
     topic: str
     partition: int
@@ -80,6 +87,7 @@ class Hit:
     data: bytes
     letter: str | None = None
     type: str = JSON
+    sealed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,15 @@ class Findings:
 class Search:
     """Looks through one topic, partition by partition, in pages of 500."""
 
-    def __init__(self, client: Client, keys: Keys, topic: Topic, state: FindState, group: str | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        topic: Topic,
+        state: FindState,
+        group: str | None,
+        encoding: Encoding = PLAIN,
+    ) -> None:
         if state not in STATES:
             raise ConfigError(f"state={state!r} is unknown: use {', '.join(STATES)}")
         if state in ("unread", "running", "waiting_for_retry", "dead") and group is None:
@@ -104,6 +120,7 @@ class Search:
         self._topic = topic
         self._state = state
         self._group = group or ""
+        self._encoding = encoding
 
     async def run(
         self, wanted: Criteria, *, most: int, scan: int, progress: Callable[[int], None] | None = None
@@ -141,16 +158,15 @@ class Search:
             letter, entry_id = f"{partition}/{entry_id.decode()}", named.get(b"dlq.origin", entry_id)
             fields = [part for name, value in named.items() if not name.startswith(b"dlq.") for part in (name, value)]
         message = read_entry(self._topic, partition, entry_id, fields)
+        if not wanted.suits(message):
+            return []
+        sealed = message.open(self._encoding)
         if not wanted.matches(message):
             return []
         stream_id = None if self._state == "delayed" else message.stream_id
         at = from_epoch_ms(min(ms, LATEST_MS))
-        return [
-            Hit(
-                self._topic.name, partition, message.id, stream_id, message.key, self._state, at, message.data, letter,
-                message.type,
-            )
-        ]  # fmt: skip
+        about = (self._topic.name, partition, message.id, stream_id, message.key)
+        return [Hit(*about, self._state, at, message.data, letter, message.type, sealed)]
 
     async def _pages(self, partition: int, wanted: Criteria) -> AsyncIterator[list[Row]]:
         """All messages of a partition in this state, page by page."""

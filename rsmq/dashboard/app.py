@@ -130,7 +130,10 @@ class Dashboard:
                     task_status.started()
 
             async with Beside(run):
-                waiting, names = WaitingMessages(client, keys, settings), tuple(each.name for each in self._added)
+                waiting, names = (
+                    WaitingMessages(client, keys, settings, queries.encoding),
+                    tuple(each.name for each in self._added),
+                )
                 self._room = Room(queries, waiting, history, Audit(client, keys), names)
                 yield
                 self._room = None

@@ -134,7 +134,7 @@ async def dead_letter(visit: Visit, topic: str, group: str, letter: str) -> Page
             visit.action("replay", "replay", Role.ACT, topic, subject), about(values),
             failed_table(found.history, group),
             [tag("h2", "Traceback"), block(found.traceback, "traceback")] if found.traceback else None,
-            tag("h2", "Payload"), block(as_text(found.data), "payload"),
+            tag("h2", "Payload"), block(f"({found.sealed})" if found.sealed else as_text(found.data), "payload"),
         ],
         crumbs=[("Dead letters", visit.url("dead-letters")), (f"{group} of {topic}", back)],
     )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 import anyio.abc
 
+from rsmq.codecs.reading import Reading
 from rsmq.control import Look, MessageStatus
 from rsmq.control.finder import Finder
 from rsmq.dlq import DeadLetter, DeadLetters, Selection
@@ -23,6 +24,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import Snapshot, TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.clock import from_epoch_ms, monotonic
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
@@ -196,7 +198,9 @@ class Queries:
         self.keys = keys
         self.settings = settings
         self.topics = Topics(client, keys, settings)
-        self.dlq = DeadLetters(client, keys)
+        self.encoding = Reading(int(settings.decoded_limit))
+        """Undoes what is compressed, or encrypted with a key of RSMQ_KEYS."""
+        self.dlq = DeadLetters(client, keys, self.encoding)
         self.all_devices = Devices(client, keys)
         self.mqtt = MqttClients(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
@@ -241,7 +245,7 @@ class Queries:
         while scanned < most and len(entries) <= MOST_MESSAGES:
             end, count = before if before == "+" else f"({before}", min(SCANNED, most - scanned)
             rows = await read_entries(self.client, "XREVRANGE", stream, end, "-", count)
-            read = (read_entry(MessageOrigin(topic, partition, ""), *row) for row in rows)
+            read = (read_entry(MessageOrigin(topic, partition, ""), row[0], row[1], self.encoding) for row in rows)
             entries += [each for each in read if wanted.matches(each)]
             scanned += len(rows)
             if len(rows) < count:
@@ -263,10 +267,10 @@ class Queries:
             return None
         origin, stream_id = MessageOrigin(topic, found.partition, ""), found.stream_id
         if found.packed is not None:
-            return read_entry(origin, b"0-0", unpack_fields(found.packed))
+            return read_entry(origin, b"0-0", unpack_fields(found.packed), self.encoding)
         stream = self.keys.stream(topic, found.partition)
         rows = await self.client.execute_command("XRANGE", stream, stream_id, stream_id)
-        return read_entry(origin, *rows[0]) if rows else None
+        return read_entry(origin, rows[0][0], rows[0][1], self.encoding) if rows else None
 
     async def running(self, topic: str, group: str) -> list[RunningMessage]:
         """The messages that members of a group have now, longest first: at most MOST_RUNNING of each partition."""
@@ -364,15 +368,18 @@ class Queries:
         return f"<Queries of {self.keys.prefix}>"
 
 
-def read_entry(origin: MessageOrigin, entry_id: bytes, fields: list[bytes]) -> BrowsedMessage:
+def read_entry(
+    origin: MessageOrigin, entry_id: bytes, fields: list[bytes], encoding: Encoding = PLAIN
+) -> BrowsedMessage:
     """A stream entry for a page; one that cannot be read says why."""
     at, stream_id = moment(int(entry_id.partition(b"-")[0])), entry_id.decode()
     try:
         message = Message(origin, entry_id, fields)
         headers = "\n".join(f"{name}: {value}" for name, value in message.headers.items())
-        return BrowsedMessage(
-            origin.partition, stream_id, at, message.key or "", message.id, headers, as_text(message.data), message.data
-        )
+        sealed = message.open(encoding)
+        text = f"({sealed})" if sealed else as_text(message.data)
+        data = None if sealed else message.data
+        return BrowsedMessage(origin.partition, stream_id, at, message.key or "", message.id, headers, text, data)
     except Malformed as error:
         return BrowsedMessage(origin.partition, stream_id, at, "", "", "", f"(unreadable: {error})", None)
 

@@ -13,6 +13,7 @@ from rsmq.control import Cancel, Cancelled, Reschedule
 from rsmq.dashboard.queries import BrowsedMessage, read_entry
 from rsmq.errors import Malformed
 from rsmq.model.clock import LATEST_MS, from_epoch_ms, to_ms
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
 from rsmq.model.packing import unpack_fields
@@ -40,10 +41,11 @@ class WaitingMessage:
 class WaitingMessages:
     """Reads and moves them. A change names each by its partition, its due time and a hash of its content."""
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
+    def __init__(self, client: Client, keys: Keys, settings: Settings, encoding: Encoding = PLAIN) -> None:
         self._client = client
         self._keys = keys
         self._settings = settings
+        self._encoding = encoding
 
     async def delayed(self, topic: Topic) -> list[WaitingMessage]:
         """Those of a topic that are due next."""
@@ -53,7 +55,7 @@ class WaitingMessages:
                 fields = unpack_fields(member)
             except Malformed:
                 fields = []
-            entry = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields)
+            entry = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields, self._encoding)
             found.append(WaitingMessage(ref_of(number, due, member), from_epoch_ms(due), entry))
         return found
 
@@ -67,7 +69,7 @@ class WaitingMessages:
             rows, ids, await ask_all(self._client, questions), strict=True
         ):
             fields = bodies[0][1] if bodies else []
-            entry = read_entry(MessageOrigin(topic.name, number, ""), entry_id, fields)
+            entry = read_entry(MessageOrigin(topic.name, number, ""), entry_id, fields, self._encoding)
             count = whole(attempts) or 0
             found.append(WaitingMessage(ref_of(number, due, member), from_epoch_ms(due), entry, count))
         return found
@@ -96,7 +98,7 @@ class WaitingMessages:
                 fields = unpack_fields(member)
             except Malformed:
                 fields = []
-            message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields).message_id
+            message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields, PLAIN).message_id
             yield (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id)), member
 
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:

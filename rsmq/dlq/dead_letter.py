@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
-from rsmq.errors import ConfigError, Malformed
+from rsmq.errors import ConfigError, Malformed, MessageError
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.encoding import ENC, Binding, Encoding, why_sealed
 from rsmq.model.failed_attempt import FailedAttempt, from_field
-from rsmq.model.message import read_headers
+from rsmq.model.message import JSON, read_headers
 from rsmq.model.packing import unpack_fields
 
 PREFIX = b"dlq."
@@ -25,7 +26,8 @@ class DeadLetter:
 
     `id` is `partition/stream id`, unique within a group; `fields` are the original ones, in order, duplicates included.
     `traceback` has the last calls of the handler before its error, and is empty if there were none. `history` has the
-    failed attempts before the last one, oldest first, at most ten.
+    failed attempts before the last one, oldest first, at most ten. `sealed`: why `data` is still as it is stored, such
+    as `encrypted (k7)`; empty where it is what was published.
     """
 
     id: str
@@ -45,6 +47,7 @@ class DeadLetter:
     fields: tuple[tuple[bytes, bytes], ...]
     traceback: str = ""
     history: tuple[FailedAttempt, ...] = ()
+    sealed: str = ""
 
     @classmethod
     def _read(cls, topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> Self:
@@ -77,6 +80,19 @@ class DeadLetter:
             traceback=text(notes.get(b"dlq.traceback")) or "",
             history=from_field(notes.get(b"dlq.history")),
         )
+
+
+def opened(letter: DeadLetter, encoding: Encoding) -> DeadLetter:
+    """The dead letter with the payload that was published, if that can be undone."""
+    named = dict(reversed(letter.fields))
+    enc = named.get(ENC)
+    if enc is None or letter.data is None:
+        return letter
+    binding = Binding(named.get(b"id", b""), named.get(b"key"), named.get(b"type", JSON.encode()), enc)
+    try:
+        return replace(letter, data=encoding.undo(letter.data, binding))
+    except MessageError as error:
+        return replace(letter, sealed=why_sealed(error, enc.decode(errors="backslashreplace")))
 
 
 def letter_id(partition: int, stream_id: bytes) -> str:

@@ -11,10 +11,11 @@ from typing import Any, Final, Protocol
 
 import anyio
 
-from rsmq.dlq.dead_letter import DeadLetter, split_id
+from rsmq.dlq.dead_letter import DeadLetter, opened, split_id
 from rsmq.dlq.selection import Selection
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.expiry import FIELDS
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
@@ -56,10 +57,14 @@ class Limited(Partitioned, Protocol):
 
 
 class DeadLetters:
-    """The dead letters of all topics and groups under one prefix. Every method is safe beside running workers."""
+    """The dead letters of all topics and groups under one prefix. Every method is safe beside running workers.
 
-    def __init__(self, client: Client, keys: Keys) -> None:
+    `encoding` reads what is compressed or encrypted.
+    """
+
+    def __init__(self, client: Client, keys: Keys, encoding: Encoding = PLAIN) -> None:
         self._client, self._keys = client, keys
+        self._encoding = encoding
 
     async def count(self, topic: Partitioned, group: str) -> int:
         """The number of dead letters of a group."""
@@ -91,7 +96,7 @@ class DeadLetters:
         partition, stream_id = split_id(letter)
         key = self._keys.dlq(topic.name, partition, group)
         for found, fields in await self._client.execute_command("XRANGE", key, stream_id, stream_id):
-            return DeadLetter._read(topic.name, partition, group, found, fields)
+            return opened(DeadLetter._read(topic.name, partition, group, found, fields), self._encoding)
         return None
 
     async def replay(
@@ -149,7 +154,7 @@ class DeadLetters:
             while page:
                 stream_id, fields = page.popleft()
                 start = b"(" + stream_id
-                yield DeadLetter._read(topic, partition, group, stream_id, fields)
+                yield opened(DeadLetter._read(topic, partition, group, stream_id, fields), self._encoding)
             if is_last:
                 return
 

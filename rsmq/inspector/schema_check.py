@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rsmq.dlq import DeadLetters
-from rsmq.errors import Malformed
+from rsmq.errors import CannotDecode, Malformed
 from rsmq.handler.handler import Handler
+from rsmq.handler.reader import PayloadReader
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
@@ -47,8 +49,8 @@ class SchemaFinding:
         """How many could not be decoded."""
         return self.errors.total()
 
-    def add(self, handler: Handler, partition: int, entry: Entry) -> None:
-        """Decode a message. One that is for another group only is left out."""
+    def add(self, handler: Handler, partition: int, entry: Entry, reader: PayloadReader | None = None) -> None:
+        """Decode a message. One that is for another group only is left out. `reader`: reads encoded ones, too."""
         origin = MessageOrigin(handler.topic, partition, handler.group)
         try:
             message = Message(origin, *entry)
@@ -56,8 +58,8 @@ class SchemaFinding:
                 return
             self.checked += 1
             message._check_size()
-            handler.decode(message.data)
-        except Malformed as error:
+            (reader or PayloadReader(handler.decode)).read(message)
+        except (Malformed, CannotDecode) as error:
             text = str(error)
             self.errors[text if text in self.errors or len(self.errors) < MOST_ERRORS else OTHERS] += 1
             self.example = self.example or f"{partition}/{entry[0].decode()}"
@@ -66,7 +68,9 @@ class SchemaFinding:
 class SchemaCheck:
     """Reads samples of all that the handlers of one broker will get."""
 
-    def __init__(self, client: Client, keys: Keys, topics: Topics) -> None:
+    def __init__(self, client: Client, keys: Keys, topics: Topics, encoding: Encoding = PLAIN) -> None:
+        """`encoding`: that of the broker, with its keys."""
+        self._encoding = encoding
         self._client = client
         self._keys = keys
         self._topics = topics
@@ -87,12 +91,13 @@ class SchemaCheck:
             "delayed": self._delayed,
         }  # fmt: skip
         share = -(-sample // len(topic.numbers))
+        reader = PayloadReader(handler.decode, self._encoding)
         findings = []
         for kind, read in kinds.items():
             finding = SchemaFinding(handler.topic, handler.group, handler.name, kind)
             for partition in topic.numbers:
                 async for entry in read(handler, partition, share):
-                    finding.add(handler, partition, entry)
+                    finding.add(handler, partition, entry, reader)
             findings.append(finding)
         return [*findings, await self._dead(handler, topic, sample)]
 
@@ -140,12 +145,12 @@ class SchemaCheck:
     async def _dead(self, handler: Handler, topic: Topic, sample: int) -> SchemaFinding:
         """The dead letters, as a replay would publish them."""
         finding = SchemaFinding(handler.topic, handler.group, handler.name, "dead")
-        count = 0
+        count, reader = 0, PayloadReader(handler.decode, self._encoding)
         async for letter in DeadLetters(self._client, self._keys).iterate(topic, handler.group):
             if (count := count + 1) > sample:
                 break
             fields = [part for pair in letter.fields for part in pair if pair[0] != b"group"]
-            finding.add(handler, letter.partition, (letter.id.partition("/")[2].encode(), fields))
+            finding.add(handler, letter.partition, (letter.id.partition("/")[2].encode(), fields), reader)
         return finding
 
     async def _first(self, key: str, count: int) -> list[bytes]:

@@ -327,6 +327,7 @@ class Harness:
             stream = self.broker.keys.stream(topic, partition)
             for entry_id, fields in await self.broker.client.execute_command("XRANGE", stream, "-", "+"):
                 message = Message(origin, entry_id, fields)
+                message.undo(self.broker.encoding)
                 message.payload = readable(message)
                 messages.append(message)
         return sorted(messages, key=lambda message: (message.timestamp, message.stream_id))

@@ -17,9 +17,10 @@ CORE = {
 }  # fmt: skip
 """What every installation needs. It names none of the satellites."""
 MAY_IMPORT = {
+    "codecs": "errors model",
     "sql": "errors handler model redis",
     "telemetry": "broker consumer errors handler heartbeat inspector model producer redis",
-    "dashboard": "control dlq errors inspector model persistence redis",
+    "dashboard": "codecs control dlq errors inspector model persistence redis",
     "pipeline": "dlq errors inspector model persistence redis",
     "testing": "broker consumer dlq errors handler inspector model producer redis",
     "asgi": "broker errors persistence",

@@ -1,0 +1,119 @@
+"""Commands and encoded payloads: read with the keys of the environment, otherwise named; and no key is ever shown."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker, Reject, Settings
+from rsmq.codecs import Encrypt, Keyring, Zstd
+from tests.cli.conftest import Cli, Running
+from tests.contract.witness import dies
+
+KEY, OTHER = b"\x11" * 32, b"\x22" * 32
+KEYS = f"k1={b64encode(KEY).decode()}"
+APP = """
+from rsmq import Broker
+from rsmq.codecs import Encrypt, Keyring, Zstd
+
+broker = Broker(codecs=[Zstd(), Encrypt(Keyring.from_env("RSMQ_KEYS"))])
+
+@broker.handler("orders", group="billing")
+async def bill(order: dict) -> None:
+    raise ValueError("no")
+"""
+SHOWN = [KEYS[3:20], KEY.hex(), repr(KEY)[2:20]]
+
+
+@pytest.fixture
+def broker(server_url: str, prefix: str) -> Broker:
+    """Publishes with the key `k1`, and makes every message a dead letter."""
+    keyring = Keyring({"k1": KEY})
+    made = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"), codecs=[Zstd(), Encrypt(keyring)])
+
+    @made.handler("orders", group="billing", partitions=2)
+    async def bill(order: dict[str, Any]) -> None:
+        raise Reject("no stock")
+
+    return made
+
+
+async def test_commands_read_with_the_keys_of_the_environment(broker: Broker, cli: Cli) -> None:
+    """`tail`, `dlq show`, `message show`, `message find --where`, `schema check`; without the key they name it."""
+    (cli.directory / "app.py").write_text(APP)
+    async with broker, broker.running():
+        ref = await broker.publish("orders", {"n": 7, "to": "ada"}, key="c-1")
+        await dies(broker, "orders", "billing", 1)
+
+    async def both(*args: str) -> tuple[str, str]:
+        with_key = await anyio.to_thread.run_sync(partial(cli, *args, RSMQ_KEYS=KEYS))
+        without = await anyio.to_thread.run_sync(partial(cli, *args))
+        for each in (with_key, without):
+            assert not [secret for secret in SHOWN if secret in each.stdout + each.stderr], args
+        assert "Traceback" not in with_key.stderr + without.stderr
+        return with_key.stdout, without.stdout
+
+    found, sealed = await both("tail", "orders")
+    assert '{"n":7,"to":"ada"}' in found
+    assert "(encrypted (k1))" in sealed
+    assert "ada" not in sealed
+    found, sealed = await both("tail", "orders", "--json")
+    assert (json.loads(found)["data"], json.loads(sealed)["data"]) == ({"n": 7, "to": "ada"}, None)
+    assert json.loads(sealed)["sealed"] == "encrypted (k1)"
+    letters = json.loads((await both("dlq", "list", "orders", "billing", "--json"))[0])
+    found, sealed = await both("dlq", "show", "orders", "billing", letters[0]["id"])
+    assert 'data: {"n":7' in found
+    assert "data: (encrypted (k1))" in sealed
+    found, sealed = await both("message", "show", str(ref), "--topic", "orders")
+    assert 'data: {"n":7' in found
+    assert "data: (encrypted (k1))" in sealed
+    found, sealed = await both("message", "find", "orders", "--where", "n=7", "--json")
+    assert [len(json.loads(each)) for each in (found, sealed)] == [1, 0]
+    found, sealed = await both("dlq", "list", "orders", "billing", "--where", "to=ada", "--json")
+    assert [len(json.loads(each)) for each in (found, sealed)] == [1, 0]
+    other = f"k2={b64encode(OTHER).decode()}"
+    check = await anyio.to_thread.run_sync(partial(cli, "schema", "check", "app:broker", RSMQ_KEYS=other))
+    assert check.returncode == 1
+    assert "needs the key k1" in check.stdout
+
+
+def test_a_wrong_key_is_a_sentence(cli: Cli) -> None:
+    """Not a traceback, and the text of the variable is not in it."""
+    (cli.directory / "app.py").write_text(APP)
+    done = cli("worker", "app:broker", RSMQ_KEYS=f"{KEYS[3:]}=k1")
+    assert done.returncode == 2
+    assert "RSMQ_KEYS: key 1 has no id in front of it" in done.stderr
+    assert not [secret for secret in SHOWN if secret in done.stdout + done.stderr]
+
+
+async def test_a_worker_and_the_doctor_show_no_key(broker: Broker, cli: Cli, start: Callable[..., Running]) -> None:
+    """The log of a worker at `debug`, its tracebacks, and what the doctor says of a key that is missing."""
+    (cli.directory / "app.py").write_text(APP)
+    other = b64encode(OTHER).decode()
+    cli.environment["RSMQ_KEYS"] = f"k2={other}"
+    running = await anyio.to_thread.run_sync(lambda: start("worker", "app:broker", "--log-level", "debug"))
+    async with broker:
+        await broker.publish("orders", {"n": 1})
+        async with Broker(
+            Settings(url=broker.settings.url, prefix=broker.settings.prefix, preflight="warn"),
+            codecs=[Encrypt(Keyring({"k2": OTHER}))],
+        ) as second:
+            await second.publish("orders", {"n": 2})
+    await anyio.to_thread.run_sync(running.expect, "messages wait for the key k1")
+    await anyio.to_thread.run_sync(running.expect, "ValueError: no")
+    said = ""
+    with anyio.fail_after(60):
+        while "need the key k1" not in said:
+            doctor = await anyio.to_thread.run_sync(partial(cli, "doctor"))
+            said = " ".join(doctor.stdout.split())
+            await anyio.sleep(0.05)
+    members = await anyio.to_thread.run_sync(partial(cli, "member", "list", "orders", "--json"))
+    assert "key k1" in dict(json.loads(members.stdout)[0]["missing_keys"])
+    text = "\n".join(running.lines) + doctor.stdout + doctor.stderr + members.stdout
+    assert not [secret for secret in (*SHOWN, other[:17], OTHER.hex()) if secret in text]
