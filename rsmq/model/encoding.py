@@ -114,10 +114,10 @@ class Encoding:
 
     def extend(
         self, data: bytes, message_id: str, key: str | None, content_type: str, extra: Sequence[str] = ()
-    ) -> tuple[bytes, Sequence[str]]:
+    ) -> tuple[bytes, tuple[str, ...]]:
         """What is stored for a payload, and the further fields of its entry, with `enc` if there is one."""
         data, enc = self.encode(data, message_id, key, content_type)
-        return data, (*extra, "enc", enc) if enc else extra
+        return data, (*extra, "enc", enc) if enc else tuple(extra)
 
     def undo(self, data: bytes, binding: Binding) -> bytes:
         """The payload as it was published. Raises Malformed, and CannotDecode for what this process has no key, or no

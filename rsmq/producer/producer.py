@@ -235,8 +235,10 @@ class Producer:
         if self.prepare is not None:
             shown = payload[0] if payload else data if message.payload is None else message.payload
             headers = self.prepare(topic, shown, headers, key)
-        identity = self._new_id()
-        fields = entry_fields(data, identity, key, kind, headers, message._expiry_fields)
+        identity, extra = self._new_id(), message._expiry_fields
+        if self.encoding is not None:
+            data, extra = self.encoding.extend(data, identity, key, kind, extra)
+        fields = entry_fields(data, identity, key, kind, headers, extra)
         block = target.open_block(band) if band in target.layout.bands else target.normal
         partition = block.first + partition_for(identity if key is None else key, block.count)
         return Output(target, partition, identity, fields, sum(map(len, fields)), "", is_once=False)

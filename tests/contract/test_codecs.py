@@ -8,7 +8,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from rsmq import Broker, Message, Settings
+from rsmq import Broker, Message, RetryPolicy, Settings
 from rsmq.codecs import Encrypt, Keyring, Zstd
 from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
 from tests.patience import until
@@ -249,3 +249,30 @@ async def test_keys_are_rotated_while_messages_flow(coded: MakeCoded, witness: W
     async with coded("k3") as last:
         entries = await ask(last, "XRANGE", last.keys.stream("t", 0), "-", "+")
         assert {fields[-1] for _, fields in entries} == {b"a256gcm=k1", b"a256gcm=k2", b"a256gcm=k3"}
+
+
+async def test_what_a_handler_hands_on_is_encrypted_anew(coded: MakeCoded, witness: Witness) -> None:
+    """An output, and a message that goes to its fallback topic, have other ids, so they are sealed for those."""
+    broker = coded("k1")
+
+    @broker.handler("first", group="g", partitions=1, fallback="second", retry=RetryPolicy(max_attempts=1))
+    async def fail(payload: dict[str, Any], message: Message) -> None:
+        await broker.publish("outputs", {"of": payload["n"]}, headers={"by": message.id})
+        raise ValueError("no")
+
+    @broker.handler("second", group="g", partitions=1)
+    async def take(payload: dict[str, Any], message: Message) -> None:
+        await message.publish("third", {"n": payload["n"] + 1}, key="a")
+
+    @broker.handler("third", group="g", partitions=1)
+    async def note(payload: dict[str, Any]) -> None:
+        witness.note(payload["n"])
+
+    async with broker, broker.running():
+        await broker.publish("first", {"n": 1, **LONG})
+        await witness.sees([2])
+        await settled(broker, "third")
+        for topic in ("first", "second", "third"):
+            ((_, fields),) = await ask(broker, "XRANGE", broker.keys.stream(topic, 0), "-", "+")
+            assert b"a256gcm=k1" in fields[fields.index(b"enc") + 1], topic
+            assert b'"n"' not in fields[1]

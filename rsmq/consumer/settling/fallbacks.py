@@ -68,6 +68,7 @@ class Fallbacks:
         it impossible."""
         producer = self._context.producer
         assert producer is not None, "a worker gives its consumers a producer"
+        message.undo(self._context.encoding)
         payload = tuple[Any, ...]()
         if fallback.payload is not None:
             message.payload = self._context.handler.decode(message.data)
