@@ -27,6 +27,7 @@ from rsmq.handler.payload import decoder_for
 from rsmq.handler.retry import Bury, decide
 from rsmq.model.clock import now_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.encoding import Binding, Encoding
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, encode_payload, new_message_id
@@ -55,6 +56,7 @@ class Requesting(BrokerPart):
     """The part of a broker that sends requests."""
 
     keys: Keys
+    encoding: Encoding
 
     @overload
     async def request(self, topic: str, payload: Any, *, returns: type[T], **options: Unpack[RequestOptions]) -> T: ...
@@ -97,7 +99,13 @@ class Requesting(BrokerPart):
             raise RequestTimeout(topic, published, span.total_seconds()) from None
         finally:
             doorbell.forget(reply_key, rung.set)
-        return read_reply(raw, topic, published, decode)
+        return read_reply(
+            raw, topic, published, decode, lambda data, kind, enc: self._opened(identity, data, kind, enc)
+        )
+
+    def _opened(self, identity: str, data: bytes, kind: str, enc: str) -> bytes:
+        """The data of an answer as its handler returned it. Raises Malformed, and CannotDecode without its key."""
+        return self.encoding.undo(data, Binding(reply_id(identity).encode(), None, kind.encode(), enc.encode()))
 
 
 async def answer_at(client: Client, reply_key: str, rung: asyncio.Event) -> bytes:
@@ -116,12 +124,26 @@ async def answer_at(client: Client, reply_key: str, rung: asyncio.Event) -> byte
             await rung.wait()
 
 
-def read_reply(raw: bytes, topic: str, message_id: str, decode: Callable[[bytes], Any] | None) -> Any:
-    """The answer, decoded. Raises RequestFailed for an error, and Malformed for another type."""
+def reply_id(identity: str) -> str:
+    """What an encrypted answer is bound to, in the place of a message id: it has a subkey of its own."""
+    return f"reply:{identity}"
+
+
+def read_reply(
+    raw: bytes,
+    topic: str,
+    message_id: str,
+    decode: Callable[[bytes], Any] | None,
+    undo: Callable[[bytes, str, str], bytes],
+) -> Any:
+    """The answer, decoded. Raises RequestFailed for an error, and Malformed for another type. `undo` gets what is
+    compressed or encrypted, with its type and its `enc`."""
     head, _, data = raw.partition(b"\n")
     about = json.loads(head)
     if "reason" in about:
         raise RequestFailed(topic, message_id, about["reason"], about["error"])
+    if enc := about.get("enc"):
+        data = undo(data, about["type"], enc)
     if decode is not None:
         return decode(data)
     if about["type"] == JSON:
@@ -134,6 +156,7 @@ class Answers(Protocol):
 
     keys: Keys
     settings: Settings
+    encoding: Encoding
 
     @property
     def client(self) -> Client: ...
@@ -151,7 +174,8 @@ class Replying:
         result = await call_next(message)
         if (request := request_of(message)) is not None:
             data, kind = encode_payload(result)
-            await self._send(*request, {"type": kind}, data)
+            data, enc = self._broker.encoding.encode(data, reply_id(request[0]), None, kind)
+            await self._send(*request, {"type": kind, "enc": enc} if enc else {"type": kind}, data)
         return result
 
     async def refuse(self, message: Message, error: BaseException) -> None:

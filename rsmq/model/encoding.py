@@ -96,6 +96,8 @@ class Encoding:
         self, data: bytes, message_id: str, key: str | None = None, content_type: str = "application/json"
     ) -> tuple[bytes, str]:
         """What is stored for a payload, and its `enc`, which may be empty. Raises TooLarge."""
+        if not self._codecs:
+            return data, ""
         if len(data) > self.limit:
             raise TooLarge(len(data), self.limit, "RSMQ_DECODED_LIMIT")
         words, ciphers = list[str](), list[Codec]()

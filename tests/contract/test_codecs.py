@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,10 @@ import anyio.lowlevel
 import pytest
 
 from rsmq import Broker, Message, RetryPolicy, Settings
+from rsmq.broker.requests import read_reply, reply_id
 from rsmq.codecs import Encrypt, Keyring, Zstd
+from rsmq.errors import Malformed
+from rsmq.model.encoding import Binding
 from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
 from tests.patience import until
 
@@ -276,3 +280,34 @@ async def test_what_a_handler_hands_on_is_encrypted_anew(coded: MakeCoded, witne
             ((_, fields),) = await ask(broker, "XRANGE", broker.keys.stream(topic, 0), "-", "+")
             assert b"a256gcm=k1" in fields[fields.index(b"enc") + 1], topic
             assert b'"n"' not in fields[1]
+
+
+async def test_an_answer_is_encrypted_for_its_request(coded: MakeCoded) -> None:
+    """The caller reads it; in the server it is ciphertext, and under the id of another request it is malformed."""
+    broker, stored = coded("k1"), list[bytes]()
+
+    @broker.handler("ask", group="g", partitions=1, replies=True)
+    async def answer(payload: dict[str, Any]) -> dict[str, str]:
+        return {"card": "4111-1111"}
+
+    async def look(*command: Any) -> Any:
+        reply = await real(*command)
+        if command[0] == "GET" and isinstance(reply, bytes):
+            stored.append(reply)
+        return reply
+
+    async with broker, broker.running():
+        real = broker.client.execute_command
+        broker.client.execute_command = look  # type: ignore[method-assign]
+        found = await broker.request("ask", {"n": 1}, timeout="30s", returns=dict[str, str])
+        assert found == {"card": "4111-1111"}
+        head, _, data = stored[-1].partition(b"\n")
+        assert json.loads(head)["enc"] == "a256gcm=k1"
+        assert b"4111" not in data
+        with pytest.raises(Malformed, match="does not decrypt"):
+            read_reply(stored[-1], "ask", "m", None, lambda *about: opened(broker, *about))
+
+
+def opened(broker: Broker, data: bytes, kind: str, enc: str) -> bytes:
+    """An answer, taken for that of another request."""
+    return broker.encoding.undo(data, Binding(reply_id("another").encode(), None, kind.encode(), enc.encode()))
