@@ -407,7 +407,7 @@ class Broker(Router, Publishing, Requesting, Commands):
     def _add_service(self, service: Service) -> None:
         """What a service keeps outside of the server belongs to the prefix of this broker."""
         if isinstance(service, Belongs):
-            service.belong_to(self.keys.prefix)
+            service.belong_to(self.keys.prefix, self.encoding)
         super()._add_service(service)
 
     def __repr__(self) -> str:

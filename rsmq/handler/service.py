@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.message import Message
 
 
@@ -28,8 +29,9 @@ OnRow = Callable[[Mapping[str, Any]], None]
 class Belongs(Service, Protocol):
     """A service that keeps rows outside of the server, of one deployment: the prefix of a broker."""
 
-    def belong_to(self, prefix: str) -> None:
-        """Before it serves, or is used. Raises ConfigError if it belongs to another one."""
+    def belong_to(self, prefix: str, encoding: Encoding = PLAIN) -> None:
+        """Before it serves, or is used: `encoding` compresses and encrypts what it keeps. Raises ConfigError if it
+        belongs to another one."""
         ...
 
     def lent_to(self, prefix: str, on_row: OnRow) -> AbstractContextManager[None]:

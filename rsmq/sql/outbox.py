@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar, Unpack, overload
@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from rsmq.errors import ConfigError
 from rsmq.handler.service import OnRow
 from rsmq.model.duration import Duration
+from rsmq.model.encoding import PLAIN, Codec, Encoding
 from rsmq.model.keys import check_name
 from rsmq.model.layout import checked_band
 from rsmq.model.message import encode_payload, write_headers
@@ -47,7 +48,14 @@ class RelayedOutbox:
     """Rows of messages in a database, which the workers of a broker relay; how they get there is not its business."""
 
     def __init__(
-        self, database: Database, *, poll: timedelta, notify: bool, wait_replicas: int, prefix: str | None = None
+        self,
+        database: Database,
+        *,
+        poll: timedelta,
+        notify: bool,
+        wait_replicas: int,
+        prefix: str | None = None,
+        codecs: Sequence[Codec] = (),
     ) -> None:
         if type(wait_replicas) is not int or wait_replicas < 0:
             raise ConfigError(f"wait_replicas={wait_replicas!r} is not possible: use 0 or more")
@@ -57,6 +65,7 @@ class RelayedOutbox:
         self._payload_limit: int | None = None
         self._prefix = prefix
         self._on_row: OnRow = nobody_looks
+        self._encoding = Encoding(codecs) if codecs else PLAIN
         self.relay: OutboxRelay | None = None
         """The relay of this process while a worker runs it, or None."""
 
@@ -70,14 +79,16 @@ class RelayedOutbox:
             self._prefix = Settings().prefix
         return self._prefix
 
-    def belong_to(self, prefix: str) -> None:
-        """A broker with this prefix includes it. Raises ConfigError if its rows belong to another deployment."""
+    def belong_to(self, prefix: str, encoding: Encoding = PLAIN) -> None:
+        """A broker with this prefix includes it, and gives it its codecs if it has none. Raises ConfigError if its rows
+        belong to another deployment."""
         if self._prefix not in (None, prefix):
             raise ConfigError(
                 f"{self!r} belongs to the prefix {self._prefix!r}, and cannot be included in a broker with the prefix "
                 f"{prefix!r}: make an outbox for each, and include it before it is used"
             )
         self._prefix = prefix
+        self._encoding = self._encoding or encoding
 
     @contextmanager
     def lent_to(self, prefix: str, on_row: OnRow) -> Iterator[None]:
@@ -131,19 +142,22 @@ class RelayedOutbox:
         data, kind = encode_payload(payload)
         if self._payload_limit is None:
             self._payload_limit = int(Settings().payload_limit)
-        check_size(data, key, headers, self._payload_limit)
+        identity = str(uuid_utils.uuid7())
+        stored, enc = self._encoding.encode(data, identity, key, kind)
+        check_size(stored, key, headers, self._payload_limit)
         row: dict[str, Any] = {
-            "id": uuid.UUID(str(uuid_utils.uuid7())),
+            "id": uuid.UUID(identity),
             "deployment": self.deployment,
             "aggregatetype": check_name("topic", topic),
             "aggregateid": key,
             "type": kind,
-            "payload": data,
+            "payload": stored,
             "headers": write_headers(headers).decode() if headers else None,
             "band": None if band is None else checked_band(band),
+            "enc": enc or None,
             "due_ms": due_ms(delay, at),
         }
-        self._on_row(row)
+        self._on_row({**row, "payload": data} if enc else row)
         return row
 
     # -- in the worker ----------------------------------------------------------------------------------------------
@@ -186,6 +200,7 @@ class Outbox(RelayedOutbox):
     at a commit. `wait_replicas`: a row is deleted when so many replicas have its message, too: then a failover that
     loses writes loses none of these, because the next relay publishes them again. `prefix`: of the workers that relay
     its rows, where neither a broker includes it nor RSMQ_PREFIX says so. Several deployments can share a database.
+    `codecs` compress and encrypt a row when it is written; without any, those of the broker that includes it do.
     """
 
     def __init__(
@@ -196,9 +211,12 @@ class Outbox(RelayedOutbox):
         notify: bool = True,
         wait_replicas: int = 0,
         prefix: str | None = None,
+        codecs: Sequence[Codec] = (),
     ) -> None:
         database = Database(engine, "Outbox")
-        super().__init__(database, poll=poll, notify=notify, wait_replicas=wait_replicas, prefix=prefix)
+        super().__init__(
+            database, poll=poll, notify=notify, wait_replicas=wait_replicas, prefix=prefix, codecs=codecs
+        )  # fmt: skip
 
     @overload
     def publish(

@@ -53,7 +53,7 @@ TopicPartition = tuple[str, int]
 DELETE_ANY: Final = delete(OUTBOX).where(OUTBOX.c.seq == any_(bindparam("seqs", type_=ARRAY(BigInteger))))
 
 
-COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "band", "due_ms")
+COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "band", "enc", "due_ms")
 PAYLOAD: Final = COLUMNS.index("payload")
 WAITING: Final = select(
     *(type_coerce(OUTBOX.c[name], NullType) for name in COLUMNS),
@@ -237,7 +237,7 @@ class OutboxRelay:
     ) -> tuple[dict[TopicPartition, RelayBatch], list[tuple[int, str]]]:
         """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
         batches, refused, topics = dict[TopicPartition, RelayBatch](), list[tuple[int, str]](), dict[str, Topic]()
-        for seq, row_id, name, key, kind, payload, headers, band, due_ms, created_at, now in rows:
+        for seq, row_id, name, key, kind, payload, headers, band, enc, due_ms, created_at, now in rows:
             try:
                 due = "" if due_ms is None else due_of(due_ms, created_at, now, is_coarse=self._has_coarse_clock)
                 own = id_of(row_id)
@@ -245,7 +245,7 @@ class OutboxRelay:
                 if topic is None:
                     topic = topics[name] = await self._topic(name)
                 message_id = str(own)
-                fields = fields_of(message_id, key, kind, payload, headers)
+                fields = fields_of(message_id, key, kind, payload, headers, enc)
                 partition = name, (await self._block(topic, band)).partition_for(message_id if key is None else key)
             except (ConfigError, MessageError, ValueError) as error:
                 refused.append((seq, str(error)))
@@ -358,7 +358,12 @@ def id_of(given: Any) -> uuid.UUID:
 
 
 def fields_of(
-    message_id: str, key: str | None, content_type: str | None, payload: bytes, headers: str | None
+    message_id: str,
+    key: str | None,
+    content_type: str | None,
+    payload: bytes,
+    headers: str | None,
+    enc: str | None = None,
 ) -> list[bytes | str]:
     """The fields of the stream entry. Raises for a row that no publisher of ours has written and none can read."""
     if not isinstance(payload, bytes | bytearray | memoryview):
@@ -368,7 +373,8 @@ def fields_of(
     if len(payload) > LARGEST_PAYLOAD:
         raise Oversized(len(payload), LARGEST_PAYLOAD)
     read = read_headers(headers.encode()) if headers else None
-    return entry_fields(bytes(payload), message_id, key, content_type or JSON, read)
+    extra = ("enc", str(enc)) if enc else ()
+    return entry_fields(bytes(payload), message_id, key, content_type or JSON, read, extra)
 
 
 def delete_rows(connection: Connection, seqs: list[int]) -> None:

@@ -58,6 +58,7 @@ OUTBOX: Final = Table(
     Column("payload", LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb"), nullable=False),
     Column("headers", Text),
     Column("band", String(32)),
+    Column("enc", String(256)),
     Column("due_ms", BigInteger),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
     Column("error", Text),
@@ -65,7 +66,8 @@ OUTBOX: Final = Table(
     sqlite_autoincrement=True,
 )
 """Messages to publish, oldest first. The names are those of Debezium's outbox event router: `aggregatetype` is the
-topic, `aggregateid` the key, `type` the content type. `band`: NULL is `normal`. `deployment`: the prefix of the
+topic, `aggregateid` the key, `type` the content type. `band`: NULL is `normal`. `enc`: how the payload is compressed
+and encrypted, as in the wire format; NULL: not at all. `deployment`: the prefix of the
 workers that relay it. `error`: why the relay cannot publish the row, and leaves it. `due_ms`: below 0, a delay, which
 counts from `created_at` by the clock of the database; else the moment that the application has named, in ms since 1970,
 by the clock of the server."""
@@ -119,7 +121,7 @@ DATABASE: Final = Table(
 """Who relays is agreed under this id: a database may have several addresses, and a server several databases."""
 
 
-NEW_COLUMNS: Final = ("deployment", "band")
+NEW_COLUMNS: Final = ("deployment", "band", "enc")
 """Columns that tables of an older version lack."""
 OLD_LAYOUT: Final = (
     "the table {} was made by an older version of rsmq: it has no column {}. Let the workers relay and settle "
@@ -133,7 +135,7 @@ def create_tables(connection: Connection) -> list[str]:
     there = set(connection.dialect.get_table_names(connection))
     for name in (HANDLED.name, FENCE.name, OUTBOX.name):
         columns = connection.dialect.get_columns(connection, name) if name in there else ()
-        wanted = {"deployment", "band"} if name == OUTBOX.name else {"deployment"}
+        wanted = {"deployment", "band", "enc"} if name == OUTBOX.name else {"deployment"}
         if columns and (missing := sorted(wanted - {each["name"] for each in columns})):
             raise ConfigError(OLD_LAYOUT.format(name, " and ".join(missing)))
     metadata.create_all(connection, checkfirst=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, Unpack
 
@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from rsmq.django.database.connection import DjangoConnection, engine_of, explained
 from rsmq.errors import ConfigError
+from rsmq.model.encoding import Codec
 from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, refuse_unknown
 from rsmq.sql.database import Database
 from rsmq.sql.outbox import RelayedOutbox
@@ -21,7 +22,7 @@ class DjangoOutbox(RelayedOutbox):
     """Messages in a table of a database of Django, which the workers relay to their topics after the commit.
 
     `broker.include(outbox)` lets the workers of a broker relay it. `using` is the alias in DATABASES; `poll`, `notify`,
-    `wait_replicas` and `prefix` are those of `rsmq.sql.Outbox`.
+    `wait_replicas`, `prefix` and `codecs` are those of `rsmq.sql.Outbox`.
     """
 
     def __init__(
@@ -32,10 +33,13 @@ class DjangoOutbox(RelayedOutbox):
         notify: bool = True,
         wait_replicas: int = 0,
         prefix: str | None = None,
+        codecs: Sequence[Codec] = (),
     ) -> None:
         self._alias = using
         database = Database(engine_of(using), "DjangoOutbox")
-        super().__init__(database, poll=poll, notify=notify, wait_replicas=wait_replicas, prefix=prefix)
+        super().__init__(
+            database, poll=poll, notify=notify, wait_replicas=wait_replicas, prefix=prefix, codecs=codecs
+        )  # fmt: skip
 
     def publish(self, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str:
         """Publish a message when the transaction of this thread commits, and return its id.
