@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,8 @@ import anyio
 import pytest
 
 from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy
+from rsmq.consumer.settling import outputs as settling
+from rsmq.errors import TopicFull
 from rsmq.inspector.doctor.facts import WaitingOutputs, waiting_outputs
 from rsmq.inspector.retention_holds import retention_holds
 from rsmq.producer import output as outputs
@@ -184,3 +187,42 @@ async def test_what_failed_for_good_reaches_another_slot_once(make_broker: Calla
             assert status is not None
             assert (status.state, status.to_topic) == ("handed_on", "out")
         assert not [letter async for letter in broker.dead_letters.iterate(await broker.topics.existing("in"), "g")]
+
+
+async def test_full_topics_that_publish_into_each_other_go_on(
+    make_broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their out-streams are full as well: each relay waits for room that only the other one can make."""
+    monkeypatch.setattr(outputs, "OUT_LENGTH", 3)
+    monkeypatch.setattr(settling, "STANDING", 0.2)
+    broker, steps = make_broker(partitions=1, max_length=5, lease_ttl=timedelta(seconds=1)), Counter[int]()
+
+    def serve(name: str, target: str) -> None:
+        @broker.handler(name, group="g")
+        async def work(left: int, message: Message) -> None:
+            steps[left] += 1
+            if left:
+                await message.publish(target, left - 1, key=message.key)
+
+    serve("ping", "pong")
+    serve("pong", "ping")
+    async with broker.running():
+        stored, lengths = 0, set[int]()
+
+        async def has_circle() -> bool:
+            nonlocal stored
+            for name in ("ping", "pong"):
+                with suppress(TopicFull):
+                    await broker.publish(name, 6, key=str(stored))
+                    stored += 1
+            return "topics wait for each other in a circle" in caplog.text
+
+        async def are_handled() -> bool:
+            lengths.update([await ask(broker, "XLEN", broker.keys.stream(name, 0)) for name in ("ping", "pong")])
+            return steps[0] == stored
+
+        await until(has_circle, "they wait for each other")
+        assert stored >= 2 * (5 + 3), "all room is used"
+        await until(are_handled, "all steps are handled")
+    assert steps == dict.fromkeys(range(7), stored)
+    assert max(lengths) <= 10, "twice the limit"

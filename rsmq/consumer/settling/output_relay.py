@@ -21,9 +21,9 @@ from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.record import text, whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import OUT_FIELDS
-from rsmq.redis.scripts import OK, RELAY_OUTPUTS, Value
+from rsmq.redis.scripts import RELAY_OUTPUTS, Value
 from rsmq.redis.streams import read_entries, trim
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.relay")
 
@@ -123,7 +123,7 @@ class OutputRelay:
                 elif moved is None and not more.is_set():
                     return
                 else:
-                    await asyncio.sleep(backoff.next())
+                    await asyncio.sleep(FIRST_PAUSE if lane.outgoing.is_in_circle else backoff.next())
         finally:
             self._busy.pop(lane, None)
 
@@ -139,14 +139,16 @@ class OutputRelay:
         by_target: dict[tuple[str, int], list[WaitingOutput]] = {}
         for each in page:
             by_target.setdefault(each.target, []).append(each)
-        moved, trouble = list[bytes](), None
+        moved, full, trouble = list[bytes](), "", None
         for target, entries in by_target.items():
             try:
                 done = await self._append(lane, target, entries)
             except (BrokerError, ConfigError) as error:
                 trouble = error
                 continue
+            full = full or ("" if done else target[0])
             moved += [each.entry_id for each in entries[:done]]
+        lane.outgoing.note_relay("" if moved else full)
         if moved:
             await self._client.execute_command("XDEL", out, *moved)
         elif trouble is not None:
@@ -169,11 +171,28 @@ class OutputRelay:
         return page if entries else None
 
     async def _append(self, lane: Lane, target: tuple[str, int], entries: list[WaitingOutput]) -> int:
-        """Append entries to one target. Returns how many of them are there now."""
-        keys, (name, partition) = self._keys, target
+        """Append entries to one target. Returns how many of them are there now. A full one gets one more, up to twice
+        its limit, where topics wait for each other in a circle: then each makes room for the one before it."""
+        name, partition = target
         topic = self._topics._cached(name) or await self._topics._lookup(name)
+        done, stream = await self._call(lane, target, entries, topic, topic.max_length)
+        if done == len(entries):
+            return done
+        _, removed, *_ = await trim(self._client, self._keys, name, partition, keep_age_ms=0, keep_length=0, exact=True)
+        if not removed and not done and lane.outgoing.is_in_circle:
+            done, _ = await self._call(lane, target, entries[:1], topic, 2 * topic.max_length)
+        if not removed and not done:
+            await self._topics.find(name)  # its limit may have been raised
+            self._throttled.warn(f"outputs of {lane.stream} wait", f"{stream} is full")
+        return done
+
+    async def _call(
+        self, lane: Lane, target: tuple[str, int], entries: list[WaitingOutput], topic: Topic, limit: int
+    ) -> tuple[int, str]:
+        """One call for entries of one target. Returns how many of them are there now, and the stream."""
+        keys, (name, partition) = self._keys, target
         names = [keys.stream(*target), keys.jobs(*target), keys.delayed(*target)]
-        args: list[Value] = [f"out|{lane.topic}.{lane.partition}|{lane.group}", topic.max_length, topic.on_full]
+        args: list[Value] = [f"out|{lane.topic}.{lane.partition}|{lane.group}", limit, topic.on_full]
         for each in entries:
             dedup = 0
             if "out.window" in each.about:
@@ -182,13 +201,7 @@ class OutputRelay:
                 dedup = len(names)
             stored: list[bytes] = [pack_fields(each.fields)] if each.due else each.fields
             args += (each.position, dedup, each.about.get("out.window", 0), each.due, len(stored), *stored)
-        word, done, *foreign = await RELAY_OUTPUTS(self._client, names, args)
+        _, done, *foreign = await RELAY_OUTPUTS(self._client, names, args)
         if foreign:
             log.warning("another client has written into the mark %s of %s: outputs may come twice", args[0], names[1])
-        if word == OK:
-            return int(done)
-        _, removed, *_ = await trim(self._client, keys, name, partition, keep_age_ms=0, keep_length=0, exact=True)
-        if not removed and not done:
-            await self._topics.find(name)  # its limit may have been raised
-            self._throttled.warn(f"outputs of {lane.stream} wait", f"{names[0]} is full")
-        return int(done)
+        return int(done), names[0]

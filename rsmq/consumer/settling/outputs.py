@@ -133,7 +133,7 @@ class Outputs:
                 if await self._settle_page(lane):
                     backoff.reset()
                 else:
-                    await asyncio.sleep(backoff.next())
+                    await asyncio.sleep(FIRST_PAUSE if lane.outgoing.is_in_circle else backoff.next())
         finally:
             lane.outgoing.rest()
 
@@ -236,8 +236,11 @@ class Outputs:
     async def _make_room(self, lane: Lane, entry: MessageOutputs, key: str, *, can_swap: bool) -> bool:
         """Remove what is kept in a full target only for a replay, and read its limits again. False: no room yet."""
         output = next((each for each in entry.outputs if self._keys.stream(each.topic, each.partition) == key), None)
-        if output is None:  # the out-stream: its relay makes room
-            self._note_full(lane, key, "its relay go on: see rsmq.relay in the log")
+        if output is None:  # the out-stream: its relay makes room, in a circle beyond the limit of its target
+            target = lane.outgoing.relay_waits_for
+            if target and await self._is_in_circle(lane, target):
+                self.relay.wake(lane)
+            self._note_full(lane, key, "its relay go on: see rsmq.relay in the log", target)
             return False
         removed = 0
         try:

@@ -40,12 +40,13 @@ class Outgoing:
     of the script that settles their message, in order. `is_full`: a target has no room for the first of them.
     `can_swap`: the next call may put one output of each message into its own full topic, which the message leaves.
     `can_swap_anywhere`: one output of the first message into any full topic, because topics wait for each other in a
-    circle. `waits_for`: the topic that has no room, `full_since` (monotonic).
+    circle. `waits_for`: the topic that has no room, `full_since` (monotonic). `relay_waits_for`: on a cluster the topic
+    that has no room for what has left, and waits in the out-stream.
     """
 
     __slots__ = (
-        "can_swap", "can_swap_anywhere", "circle_until", "full_since", "is_full", "is_served", "kept", "waiting",
-        "waits_for",
+        "can_swap", "can_swap_anywhere", "circle_until", "full_since", "is_full", "is_served", "kept",
+        "relay_waits_for", "waiting", "waits_for",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class Outgoing:
         self.circle_until = 0.0
         """Until when its topic counts as part of a circle that stands still (monotonic)."""
         self.waits_for = ""
+        self.relay_waits_for = ""
         self.full_since = 0.0
 
     @property
@@ -121,6 +123,10 @@ class Outgoing:
             self.waits_for = topic
             self.full_since = monotonic()
         self.is_full = is_full
+
+    def note_relay(self, topic: str) -> None:
+        """The topic for which all of the out-stream waits; empty if some of it was moved."""
+        self.relay_waits_for = topic
 
     def stands(self, seconds: float) -> bool:
         """Whether the same topic has had no room for so long. The time begins anew then."""
