@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, func, select, true
 
+from rsmq.model.encoding import key_of
 from rsmq.sql.tables import OUTBOX
 
 
@@ -33,6 +35,16 @@ def read_status(connection: Connection, deployment: str | None = None) -> Outbox
     refused, error = connection.execute(select(func.count(), func.max(OUTBOX.c.error)).where(ours, ~waits)).one()
     age = 0.0 if oldest is None else max(0.0, (as_utc(now) - as_utc(oldest)).total_seconds())
     return OutboxStatus(backlog, age, refused, error)
+
+
+def read_keys(connection: Connection, topic: str) -> dict[str, int]:
+    """How many rows of a topic need which key; an empty id for those that are not encrypted."""
+    found = Counter[str]()
+    for enc, number in connection.execute(
+        select(OUTBOX.c.enc, func.count()).where(OUTBOX.c.aggregatetype == topic).group_by(OUTBOX.c.enc)
+    ):
+        found[key_of(str(enc or "").encode())] += number
+    return dict(found)
 
 
 def read_strangers(connection: Connection, deployment: str) -> dict[str, tuple[int, float]]:

@@ -6,15 +6,19 @@ import json
 from base64 import b64encode
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from sqlalchemy import create_engine
 
 from rsmq import Broker, Reject, Settings
 from rsmq.codecs import Encrypt, Keyring, Zstd
+from rsmq.sql import Outbox, create_tables
 from tests.cli.conftest import Cli, Running
 from tests.contract.witness import dies
+from tests.patience import until
 
 KEY, OTHER = b"\x11" * 32, b"\x22" * 32
 KEYS = f"k1={b64encode(KEY).decode()}"
@@ -117,3 +121,44 @@ async def test_a_worker_and_the_doctor_show_no_key(broker: Broker, cli: Cli, sta
     assert "key k1" in dict(json.loads(members.stdout)[0]["missing_keys"])
     text = "\n".join(running.lines) + doctor.stdout + doctor.stderr + members.stdout
     assert not [secret for secret in (*SHOWN, other[:17], OTHER.hex()) if secret in text]
+
+
+async def test_keys_status_counts_each_key_where_it_is(broker: Broker, cli: Cli, tmp_path: Path) -> None:
+    """Backlog, parked, delayed, dead and kept messages, and rows of an outbox: of which key, and which are here."""
+    settings = Settings(url=broker.settings.url, prefix=broker.settings.prefix, preflight="warn")
+    old = Broker(settings, codecs=[Encrypt(Keyring({"k0": OTHER}))])
+    database = f"sqlite:///{tmp_path / 'o.db'}"
+    engine = create_engine(database)
+    with engine.begin() as link:
+        create_tables(link)
+        Outbox(engine, prefix="p", codecs=[Encrypt(Keyring({"k9": OTHER}))]).publish(link, "orders", {"n": 1})
+    engine.dispose()
+    async with broker:
+        async with broker.running():
+            await broker.publish("orders", {"n": 1})
+            await dies(broker, "orders", "billing", 1)
+            async with old:
+                await old.publish("orders", {"n": 2})
+            (consumer,) = broker.worker.consumers if broker.worker is not None else ()
+            await until(lambda: "key k0" in consumer.missing_keys, "it is parked")
+        async with old:
+            await old.publish("orders", {"n": 3}, delay="1d")
+        await broker.publish_many("orders", [{"n": 4}, {"n": 5}])
+        stream = broker.keys.stream("orders", 0)
+        await broker.client.execute_command("XADD", stream, "*", "data", "{}")
+    run = partial(cli, "keys", "status", "orders", "--outbox", database, RSMQ_KEYS=KEYS)
+    done = await anyio.to_thread.run_sync(lambda: run("--json"))
+    assert done.returncode == 0, done.stderr
+    found = {each.pop("key"): each for each in json.loads(done.stdout)}
+    nothing = dict.fromkeys(("backlog", "parked", "delayed", "outputs", "dead_letters", "kept", "outbox"), 0)
+    assert found == {
+        "k1": nothing | {"backlog": 2, "dead_letters": 1, "kept": 1, "here": True},
+        "k0": nothing | {"parked": 1, "delayed": 1, "here": False},
+        "k9": nothing | {"outbox": 1, "here": False},
+        None: nothing | {"backlog": 1, "here": False},
+    }
+    text = (await anyio.to_thread.run_sync(run)).stdout
+    assert "(not encrypted)" in text
+    assert "Not looked at: archives" in text
+    assert not [secret for secret in SHOWN if secret in text + done.stdout]
+    assert (await anyio.to_thread.run_sync(partial(cli, "keys", "status", "nothing"))).returncode == 1

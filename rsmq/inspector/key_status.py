@@ -1,0 +1,137 @@
+"""Which keys the payloads of a topic still need, and where: what may not be deleted yet when keys are rotated.
+
+It only reads, all of the topic, in pages. Archives, answers to requests and the inboxes of devices are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rsmq.errors import Malformed
+from rsmq.model.encoding import ENC, key_of
+from rsmq.model.keys import Keys
+from rsmq.model.packing import unpack_fields
+from rsmq.model.stream_id import parse_stream_id
+from rsmq.redis.client.connector import Client
+from rsmq.redis.streams import ask_all, groups_of, read_entries
+from rsmq.redis.topics import Topic
+
+PAGE: Final = 1000
+PLACES: Final = ("backlog", "parked", "delayed", "outputs", "dead_letters", "kept")
+Place = Literal["backlog", "parked", "delayed", "outputs", "dead_letters", "kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """How many payloads need a key (`key` empty: none, they are not encrypted), by where they are.
+
+    `backlog`: some group has yet to settle them; `parked`: they wait for a retry; `delayed`: for their time; `outputs`:
+    on their way between nodes of a cluster; `kept`: settled, kept for a replay.
+    """
+
+    key: str
+    backlog: int = 0
+    parked: int = 0
+    delayed: int = 0
+    outputs: int = 0
+    dead_letters: int = 0
+    kept: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, place) for place in PLACES)
+
+
+class KeyStatus:
+    """Counts the keys of one topic."""
+
+    def __init__(self, client: Client, keys: Keys, topic: Topic) -> None:
+        self._client = client
+        self._keys = keys
+        self._topic = topic
+
+    async def run(self) -> list[KeyUse]:
+        """One for each key, and one for what is not encrypted, if there is any: the most used first."""
+        found = defaultdict[str, Counter[str]](Counter)
+        for partition in self._topic.numbers:
+            async for place, fields in self._entries(partition):
+                found[key_of(value_of(fields))][place] += 1
+        uses = [KeyUse(key, **counts) for key, counts in found.items()]
+        return sorted(uses, key=lambda use: (-use.total, use.key))
+
+    async def _entries(self, partition: int) -> AsyncIterator[tuple[Place, Sequence[bytes]]]:
+        """All that is stored of a partition, with where it is.
+
+        The stream comes last: what is replayed, or becomes due, meanwhile is there by then, and what dies stays there.
+        """
+        topic, stream = self._topic.name, self._keys.stream(self._topic.name, partition)
+        rows = await groups_of(self._client, stream)
+        groups = [row["name"].decode(errors="replace") for row in rows]
+        for group in groups:
+            async for _, fields in self._stream(self._keys.dlq(topic, partition, group)):
+                packed_fields = value_of(fields, b"dlq.packed")
+                yield "dead_letters", unpacked(packed_fields) if packed_fields else fields
+            async for _, fields in self._stream(self._keys.out(topic, partition, group)):
+                yield "outputs", fields
+        async for packed in self._sorted_set(self._keys.delayed(topic, partition)):
+            yield "delayed", unpacked(packed)
+        parked, needed = await self._parked(partition, groups), await self._pending(stream, groups)
+        last = min((parse_stream_id(row["last-delivered-id"]) for row in rows), default=(0, 0))
+        async for entry_id, fields in self._stream(stream):
+            if entry_id in parked:
+                yield "parked", fields
+            else:
+                yield "backlog" if parse_stream_id(entry_id) > last or entry_id in needed else "kept", fields
+
+    async def _stream(self, stream: str) -> AsyncIterator[tuple[bytes, list[bytes]]]:
+        start: str | bytes = "-"
+        while page := await read_entries(self._client, "XRANGE", stream, start, "+", PAGE):
+            for entry_id, fields in page:
+                yield entry_id, fields
+            start = b"(" + page[-1][0]
+
+    async def _sorted_set(self, key: str) -> AsyncIterator[bytes]:
+        at = 0
+        while page := await self._client.execute_command("ZRANGE", key, at, at + PAGE - 1):
+            for member in page:
+                yield member
+            at += len(page)
+
+    async def _parked(self, partition: int, groups: Iterable[str]) -> set[bytes]:
+        found = set[bytes]()
+        for group in groups:
+            async for member in self._sorted_set(self._keys.retry(self._topic.name, partition, group)):
+                found.add(member.partition(b"|")[0])
+        return found
+
+    async def _pending(self, stream: str, groups: Iterable[str]) -> set[bytes]:
+        found = set[bytes]()
+        for group in groups:
+            start = b"-"
+            while True:
+                [rows] = await ask_all(self._client, [("XPENDING", stream, group, start, "+", PAGE)])
+                if not rows:
+                    break
+                found.update(row[0] for row in rows)
+                start = b"(" + rows[-1][0]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<KeyStatus of {self._topic.name}>"
+
+
+def value_of(fields: Sequence[bytes], name: bytes = ENC) -> bytes:
+    """The value of a field; empty if it is not there."""
+    return next((value for each, value in zip(fields[::2], fields[1::2], strict=False) if each == name), b"")
+
+
+def unpacked(packed: bytes) -> list[bytes]:
+    """The fields of a delayed message; none of one that another client has spoiled."""
+    try:
+        return unpack_fields(packed)
+    except Malformed:
+        return []
