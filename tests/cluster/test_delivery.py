@@ -254,3 +254,29 @@ async def test_user_with_the_documented_acl_works_on_a_cluster(cluster: Cluster,
         await record.complete(await publish(broker, keys=10, each=5))
     for member in cluster.members:
         member.ask("ACL", "DELUSER", f"u-{prefix}")
+
+
+async def test_member_of_a_cluster_says_what_its_message_waits_for(broker: Broker) -> None:
+    """The question reaches it from any node, and the answer is in a slot of its own."""
+    gate, runs = anyio.Event(), anyio.Event()
+
+    @broker.handler("t", group="g", concurrency=1, tenant=lambda message: message.headers["tenant"])
+    async def handle(_order: dict[str, int]) -> None:
+        runs.set()
+        await gate.wait()
+
+    async with broker.running():
+        refs = [await broker.publish("t", {"n": n}, key="k", headers={"tenant": "acme"}) for n in range(2)]
+        await runs.wait()
+        others = [await broker.publish("t", {"n": n}, headers={"tenant": "zeta"}) for n in range(4)]
+        found = list[tuple[str, str | None]]()
+
+        async def is_seen() -> bool:
+            statuses = [(await broker.look(ref)).group("g") for ref in (*refs, *others)]
+            found[:] = [(each.state, each.tenant) for each in statuses if each is not None]
+            return len(found) == 6 and "unread" not in dict(found)
+
+        await until(is_seen, "the worker has them")
+        gate.set()
+    assert found[:2] == [("running", None), ("waiting_for_key", None)]
+    assert found[2:] == [("waiting_for_turn", "zeta")] * 4
