@@ -68,3 +68,9 @@ async def test_hung_handler_is_ended_by_its_timeout(run_scenario: RunScenario) -
 async def test_outputs_are_stored_once_while_workers_die(run_scenario: RunScenario, way: str) -> None:
     """One output for each message. With broker.publish in the handler some messages have several."""
     await run_scenario("outputs while workers die", way=way)
+
+
+@pytest.mark.parametrize("limits", ["group", "name", "permit"])
+async def test_permits_and_holds_outlive_their_members(run_scenario: RunScenario, limits: str) -> None:
+    """Never more calls at once than permits, all of them come back, and nothing of a held name starts."""
+    await run_scenario("permits while workers die", limits=limits)

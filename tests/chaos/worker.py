@@ -26,12 +26,14 @@ import anyio
 from tenacity import wait_fixed
 
 import rsmq.worker.worker
-from rsmq import Broker, Message, Retry, RetryPolicy, Settings
+from rsmq import Broker, Concurrency, Message, Rate, Retry, RetryPolicy, Settings
 from tests.chaos.bank import Till
 from tests.chaos.ledger import EventWriter
 from tests.chaos.recorder import RecordingSettler, install
 
 TOPIC, GROUP, OUTPUT_TOPIC = "work", "workers", "receipts"
+MOST_CALLS, MOST_CALLS_OF_NAME, PERMIT = 4, 2, "provider"
+"""The permits of the group, or of each name."""
 LEDGER = "CHAOS_LEDGER"
 """Environment variable with the path of the ledger, for a handler in a process of its own."""
 
@@ -42,6 +44,7 @@ class Job:
 
     `cycles`: start and stop the broker so often before serving. `member`: a fixed member id instead of a unique one.
     `bank`: the address of a database: handlers book their messages there; `is_plain`: without effects and outbox.
+    `limits`: of the group (`group`), of each `provider_of` its messages (`name`), or a `permit` that the handler takes.
     `output`: handlers publish to `receipts`: with their message, or by the broker. `log`: a file, not standard error.
     """
 
@@ -62,6 +65,7 @@ class Job:
     cycles: int = 0
     member: str = ""
     output: Literal["", "message", "broker"] = ""
+    limits: Literal["", "group", "name", "permit"] = ""
     bank: str = ""
     is_plain: bool = False
     log: str = ""
@@ -120,6 +124,30 @@ async def swallow(seconds: float) -> None:
             await asyncio.sleep(end - time.monotonic())
 
 
+def provider_of(key: str) -> str:
+    """What limits count a message by: one of three names."""
+    return f"p{sum(key.encode()) % 3}"
+
+
+def limits_of(job: Job) -> dict[str, Any]:
+    """The options of the handler. What is counted by a name can be held."""
+    if not job.limits:
+        return {}
+
+    def provider(message: Message) -> str:
+        return provider_of(message.key or "")
+
+    found: dict[str, Any] = {"rate": Rate(100_000, by=provider)}
+    match job.limits:
+        case "group":
+            found["group_concurrency"] = MOST_CALLS
+        case "name":
+            found["group_concurrency"] = Concurrency(MOST_CALLS_OF_NAME, by=provider)
+        case "permit":
+            found["permits"] = {PERMIT: Concurrency(MOST_CALLS)}
+    return found
+
+
 def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
     """A broker with one handler, which writes the ledger, and the till of the bank if there is one."""
     broker = Broker(job.settings())
@@ -128,6 +156,13 @@ def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
     async def handle(order: dict[str, object], message: Message) -> None:
         key, n = str(order["key"]), int(str(order["n"]))
         RecordingSettler.names[message.partition, message.entry_id] = (key, n)
+        if job.limits == "permit":
+            async with message.permit(PERMIT):
+                await work(order, message, key, n)
+        else:
+            await work(order, message, key, n)
+
+    async def work(order: dict[str, object], message: Message, key: str, n: int) -> None:
         ledger.note("start", key, n, message.attempt)
         try:
             if job.output == "message":
@@ -157,6 +192,7 @@ def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
         retry=RetryPolicy(max_attempts=job.attempts, wait=wait_fixed(0.1)),
         timeout=job.timeout,
         execution=None if job.execution == "inline" else job.execution,
+        **limits_of(job),
     )(inline if job.execution == "inline" else handle_apart)
     return broker, till
 
