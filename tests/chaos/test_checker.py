@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,6 +28,8 @@ from tests.chaos.checker import (
     check,
 )
 from tests.chaos.ledger import Event, EventLedger, EventWriter
+from tests.chaos.scenarios.permits import Calls, most_at_once
+from tests.chaos.worker import provider_of
 
 
 def run(*words: str) -> list[Event]:
@@ -225,3 +229,20 @@ def test_a_verdict_names_the_messages() -> None:
         "DoubleCommit(",
     ):
         assert kind in said
+
+
+def test_calls_at_once_are_counted_until_they_end_or_their_worker_is_struck() -> None:
+    """A killed worker's calls end with it; a second start of a message is another call."""
+    calls: Any = Calls()
+    calls.stop(SimpleNamespace(now=lambda: 3.0), SimpleNamespace(pid=1))
+    events = [
+        Event("start", 1, 1.0, "k0", 0), Event("start", 1, 2.0, "k3", 0), Event("commit", 1, 2.5, "k3", 0),
+        Event("start", 2, 3.5, "k0", 0), Event("start", 2, 4.0, "k3", 1), Event("fail", 2, 5.0, "k0", 0),
+        Event("commit", 2, 6.0, "k3", 1),
+    ]  # fmt: skip
+    name = provider_of("k0")
+    found = sorted(calls.intervals(events))
+    assert found == [(name, 1.0, 3.0), (name, 2.0, 2.5), (name, 3.5, 5.0), (name, 4.0, 6.0)]
+    assert most_at_once(found) == (2, {name: 2})
+    assert most_at_once([*found, (provider_of("k1"), 4.5, 4.6)]) == (3, {name: 2, provider_of("k1"): 1})
+    assert most_at_once([(name, 1.0, 2.0), (name, 2.0, 3.0)]) == (1, {name: 1}), "one ends as another begins"
