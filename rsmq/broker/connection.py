@@ -16,6 +16,7 @@ from rsmq import persistence
 from rsmq.errors import OTHER_LOOP, BrokerUnavailable, ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.log_guard import guard_loggers
+from rsmq.model.log_names import shorten_names
 from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.settings import Settings
@@ -71,6 +72,8 @@ async def connection(
     BrokerUnavailable, and ConfigError for a server that would lose messages.
     """
     guard_loggers()
+    if settings.log_names == "short":
+        shorten_names()
     async with server_for(settings) as url:
         connector = Connector(url, settings)
         async with connector.connected() as client:

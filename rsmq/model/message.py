@@ -27,10 +27,11 @@ from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
 from rsmq.model.headers import MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
 from rsmq.model.headers import write_headers as write_headers
+from rsmq.model.log_names import name_in_log
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_decimal_in, nonfinite_in
 from rsmq.model.publish_options import OutputOptions, refuse_thread
-from rsmq.model.words import LONGEST_SHOWN, shown
+from rsmq.model.words import shown
 
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
@@ -413,8 +414,8 @@ class Message:
         return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
 
     def __repr__(self) -> str:
-        key = None if self.key is None else self.key[:LONGEST_SHOWN]
-        return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
+        key = None if self.key is None else name_in_log(self.key)
+        return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key} attempt={self.attempt}>"
 
 
 def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:

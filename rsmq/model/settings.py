@@ -57,6 +57,7 @@ class Overrides(TypedDict, total=False):
     inbox_ttl: Duration
     inbox_limit: int
     inbox_poll: Duration
+    log_names: Literal["whole", "short"]
     metrics: str | None
     stall_limit: Duration
     preflight: Literal["refuse", "warn"]
@@ -219,6 +220,12 @@ class Settings:
         "How often an idle session polls its inbox, in case a wake-up was lost.",
     )
 
+    log_names: Literal["whole", "short"] = setting(
+        "whole",
+        core_schema.literal_schema(["whole", "short"]),
+        "How the log shows keys, tenants, devices and names of limits: they may be personal data. "
+        "`short`: two characters and four digits of a hash.",
+    )
     metrics: str | None = setting(
         None,
         core_schema.str_schema(),

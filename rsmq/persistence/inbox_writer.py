@@ -15,6 +15,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
+from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.settings import Settings
 from rsmq.persistence.letter import pack_letter, pack_letters, seal_payload
@@ -347,7 +348,7 @@ class InboxWriter:
         batch.wait = WaitForRoom(now, taken) if batch.wait is None else batch.wait.after(now, stored, taken)
         if not self._is_given_up(device, now, stored, taken):
             if now - batch.wait.since < self._patience:
-                self._throttled.warn("publishers wait", f"the inbox of {device!r} is full")
+                self._throttled.warn("publishers wait", f"the inbox of {name_in_log(device)} is full")
                 loop.call_later(RETRY, self.submit, [batch])
                 return
             self._give_up(device, WaitForRoom(now, taken))
@@ -367,7 +368,8 @@ class InboxWriter:
         self._given_up = {each: its for each, its in self._given_up.items() if its.since + GIVEN_UP > wait.since}
         self._given_up[device] = wait
         self._throttled.warn(
-            "letters are dropped", f"the inbox of {device!r} is full, and it has taken none for {self._patience:g} s"
+            "letters are dropped",
+            f"the inbox of {name_in_log(device)} is full, and it has taken none for {self._patience:g} s",
         )
 
     def batch_ended(self, queue: DeviceQueue, error: Exception | None) -> None:

@@ -22,6 +22,7 @@ from rsmq.errors import (
 )
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
+from rsmq.model.log_names import name_in_log
 from rsmq.model.settings import Settings
 from rsmq.persistence.ack_queue import AckQueue
 from rsmq.persistence.doorbell import Doorbell
@@ -212,8 +213,8 @@ class Session:
         blocked = cursor.blocked
         if blocked is not None and blocked is not before:
             log.warning(
-                "device %r: letter %d waits for its packet id %d, which is unacknowledged since letter %d",
-                self.device, blocked.seq, blocked.packet_id, cursor.out[blocked.packet_id],
+                "device %s: letter %d waits for its packet id %d, which is unacknowledged since letter %d",
+                name_in_log(self.device), blocked.seq, blocked.packet_id, cursor.out[blocked.packet_id],
             )  # fmt: skip
 
     async def _read_page(self) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Final
 
+from rsmq.model.log_names import name_in_log
 from rsmq.model.message import entry_fields
 from rsmq.model.unique import Holder, HolderState, Unique, can_be_replaced, is_held
 from rsmq.producer.batch import NEW, Answer, Batch, Fields, Full
@@ -157,7 +158,8 @@ class Claims(Batch):
             claim.answer = NEW if claim.knows_id else (None, True)
             if len(rest) > 1:
                 unique = self.keys.unique(self.topic.name, self.partition)
-                log.warning("%s: replaced the record of %r, which rsmq cannot read", unique, claim.unique.name)
+                name = name_in_log(claim.unique.name)
+                log.warning("%s: replaced the record of %s, which rsmq cannot read", unique, name)
             return bytes(rest[0]) if b"-" in rest[0] else b""
         claim.is_sent = False
         if word == b"FULL":

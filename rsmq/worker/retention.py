@@ -13,6 +13,7 @@ from rsmq.consumer.consumer import Consumer
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
+from rsmq.model.log_names import name_in_log
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER, Script
@@ -152,7 +153,8 @@ class Retention:
         while True:
             cursor, forgotten, *unreadable = await script(self._client, names, (cursor, PAGE_NOTES))
             for name in [name for each in unreadable for name in each][:MOST_NAMED]:
-                log.warning("%s: removed the record of %.100r, which rsmq cannot read", names[1], name)
+                shown = name_in_log(name.decode(errors="backslashreplace"))
+                log.warning("%s: removed the record of %s, which rsmq cannot read", names[1], shown)
             total += int(forgotten)
             if cursor == b"0":
                 return total

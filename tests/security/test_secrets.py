@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tenacity import wait_none
 
-from rsmq import Broker, RetryPolicy, Settings
+from rsmq import Breaker, Broker, Concurrency, Message, Rate, RetryPolicy, Settings
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector import Inspector
+from rsmq.model import log_names
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Connector, check_url, redact
-from tests.contract.witness import dies, settled
+from rsmq.telemetry.worker_metrics import WorkerMetrics
+from tests.contract.witness import ask, dies, settled
+from tests.patience import until
 from tests.servers import Server
 
 SECRET = "geh/eim#1?"
 BODY = "body-of-a-patient"
+PHONE = "+821012345678"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +170,62 @@ async def test_a_payload_is_never_logged(server_url: str, prefix: str, caplog: p
     assert len(letters) == 3
     assert BODY not in caplog.text
     assert BODY not in "".join(errors)
+
+
+@pytest.mark.parametrize("how", ["short", "whole"])
+async def test_names_are_shortened_in_logs_by_a_setting(
+    server_url: str, prefix: str, how: Literal["short", "whole"], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A phone number that is a key, a tenant, the name of a rate, of a permit, and of what a breaker holds. Without the
+    setting the same log has it."""
+    monkeypatch.setattr(log_names, "_is_short", False)
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", log_names=how, partitions=1))
+    by: Callable[[Message], str] = lambda message: message.key or ""  # noqa: E731
+
+    def weight(tenant: str | None) -> float:
+        raise LookupError("no weight")
+
+    @broker.handler(
+        "t", group="g", tenant=by, weights=weight, rate=Rate(1000, by=by), group_concurrency=Concurrency(5, by=by),
+        breaker=Breaker(failures=1, hold="1h"), retry=RetryPolicy(max_attempts=9, wait=wait_none()),
+    )  # fmt: skip
+    async def handle(order: dict[str, str]) -> None:
+        if order["fail"] == "yes":
+            raise ValueError("no")
+
+    def lines(text: str) -> list[str]:
+        return [each.getMessage() for each in caplog.records if text in each.getMessage()]
+
+    with caplog.at_level(logging.DEBUG):
+        async with broker.running():
+            for key in (broker.keys.rate("t", "g", PHONE), broker.keys.permits("t", "g", PHONE)):
+                await ask(broker, "SET", key, "spoiled", "PX", 60_000)
+            await broker.publish("t", {"fail": "no"}, key=PHONE)
+            await until(lambda: len(lines("begin")) >= 2, "the spoiled records are replaced")
+            await broker.publish("t", {"fail": "yes"}, key=PHONE)
+            await until(lambda: lines("is held for 1 h by a breaker"), "the breaker holds it")
+            shown = [value for each in WorkerMetrics(broker).read() for value in map(str, each.labels)]
+            assert "g" in shown
+            assert PHONE not in shown
+            await broker.hold("t", PHONE, "1s")
+            await broker.end_hold("t", PHONE)
+    assert all(lines(text) for text in ("no weight", "rate of", "permits of", "failed (attempt 1")), caplog.text
+    assert (PHONE in caplog.text) == (how == "whole")
+
+
+def test_shortened_names_are_alike_and_tell_little() -> None:
+    """Two characters, at most a third, and four digits."""
+    assert log_names.name_in_log(PHONE) == repr(PHONE)
+    try:
+        log_names.shorten_names()
+        assert re.fullmatch(r"'\+8…[0-9a-f]{4}'", log_names.name_in_log(PHONE))
+        assert log_names.name_in_log(PHONE) == log_names.name_in_log(PHONE)
+        assert re.fullmatch(r"'a…[0-9a-f]{4}'", log_names.name_in_log("ada"))
+        assert re.fullmatch(r"'…[0-9a-f]{4}'", log_names.name_in_log("ab"))
+        assert "\n" not in log_names.name_in_log("\n" * 9 + "\ud800")
+    finally:
+        log_names._is_short = False
 
 
 def test_options_of_spark_name_a_secret() -> None:

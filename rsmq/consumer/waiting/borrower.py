@@ -16,6 +16,7 @@ from rsmq.errors import BrokerError
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Lease, PermitLease
 from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.redis.scripts import LOST, OK, TAKE_PERMITS, Ask
 
@@ -134,7 +135,8 @@ class Borrower:
             loan.call_at(sent + CALM)
         else:
             if len(reply) > 5:
-                log.warning("%s held what rsmq cannot read: this limit begins anew", loan.key)
+                whose = "the group" if name is None else name_in_log(name)
+                log.warning("%s: the permits of %s cannot be read: they begin anew", self._context.name, whose)
             if self._lease is None:
                 self._begin_lease(sent)
             if not loan.answered(claim, *reply[1:5]):

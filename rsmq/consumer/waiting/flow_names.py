@@ -9,6 +9,7 @@ from typing import Final
 
 from rsmq.consumer.waiting.named_flows import FlowName
 from rsmq.handler.tenants import Tenants
+from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 
@@ -44,7 +45,7 @@ class FlowNames:
         try:
             return 1.0 if self._tenants is None else self._tenants.weight(tenant)
         except Exception as error:
-            self._throttled.warn("the function `weights` has failed", f"{error!r} for {tenant!r}")
+            self._throttled.warn("the function `weights` has failed", f"{error!r} for {name_in_log(tenant or '')}")
             return 1.0
 
     def __repr__(self) -> str:

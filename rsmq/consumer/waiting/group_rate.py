@@ -23,6 +23,7 @@ from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.clock import monotonic
 from rsmq.model.delivery_state import DeliveryState
+from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 from rsmq.redis.scripts import TAKE_STARTS, Ask, Value
@@ -333,7 +334,8 @@ class GroupRate:
             allowance.failed(question)
             return
         if reply[-1] == b"FOREIGN":
-            log.warning("%s held what rsmq cannot read: this rate begins anew", key)
+            about = context.name, name_in_log(share.name)
+            log.warning("%s: the record of the rate of %s cannot be read: it begins anew", *about)
             del reply[-1]
         allowance.answered(question, reply, monotonic(), ahead)
         self._open(share)

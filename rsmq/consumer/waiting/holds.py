@@ -25,6 +25,7 @@ from rsmq.handler.retry import Park
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.held_name import EVERYTHING, HeldName, HoldKind, bounded_name, read_holds
+from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 from rsmq.model.words import duration
@@ -222,7 +223,7 @@ class Holds:
         if kind == "handler" and known is not None and known.until_ms >= held.until_ms:
             return
         if known is None or known.until_ms <= now:
-            log.warning("%s: %s is held for %s by a %s", self._context.name, held.words, duration(span), kind)
+            log.warning("%s: %s is held for %s by a %s", self._context.name, in_log(held), duration(span), kind)
         self._held[name] = self._unconfirmed[name] = held
         self._known_at[name] = monotonic()
         self._attach()
@@ -338,7 +339,7 @@ class Holds:
         if isinstance(answer, tuple) and answer[0] and waiting:
             message, lane = waiting.popleft()
             self._probes[name] = message
-            log.info("%s: %s is tried by one message", self._context.name, held.words)
+            log.info("%s: %s is tried by one message", self._context.name, in_log(held))
             self._queue.let_go(message, lane)
             self._wake()
 
@@ -348,7 +349,7 @@ class Holds:
         if held is not None:
             if await self._change(name, 0, "breaker", "end", held.until_ms) is STALE:
                 return
-            log.info("%s: %s is held no longer", self._context.name, held.words)
+            log.info("%s: %s is held no longer", self._context.name, in_log(held))
         self._succeeded_probes.discard(name)
         self._probes.pop(name, None)
 
@@ -361,3 +362,8 @@ class Holds:
 
     def __repr__(self) -> str:
         return f"<Holds {len(self._held)} names>"
+
+
+def in_log(held: HeldName) -> str:
+    """What is held, for a log line."""
+    return name_in_log(held.name) if held.name else "everything"

@@ -19,6 +19,7 @@ from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.protocol import encode, packet
 from rsmq.gateway.protocol.machine import Machine, State
 from rsmq.gateway.protocol.packet import ReasonCode, RefusedPacket
+from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 
 log = logging.getLogger("rsmq.gateway")
@@ -212,7 +213,7 @@ class ClientLink:
                 "the client has connected elsewhere; if this comes again and again, two devices have this client id",
             )
             return
-        log.warning("client %r is disconnected: %s", self.client_id, error)
+        log.warning("client %s is disconnected: %s", name_in_log(self.client_id), error)
         self._counts["failed: server"] += 1
         self.close(ReasonCode.UNSPECIFIED_ERROR)
 
@@ -221,7 +222,7 @@ class ClientLink:
         if self.is_closed:
             return
         if text:
-            throttled_log.info(f"client {self.client_id!r}", text)
+            throttled_log.info(f"client {name_in_log(self.client_id)}", text)
         last = b"" if self._machine.state is State.CLOSED else self._machine.end(reason)
         if len(last) > self._largest:
             last = b""

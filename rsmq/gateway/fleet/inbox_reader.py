@@ -10,6 +10,7 @@ from typing import Any, Final
 from rsmq.errors import BrokerUnavailable, OwnershipError, SessionLost, SessionTaken
 from rsmq.gateway.fleet.history import Delivered, LetterHistory
 from rsmq.gateway.fleet.scripts import BEGIN_MQTT_SESSION
+from rsmq.model.log_names import name_in_log
 from rsmq.model.record import text
 from rsmq.persistence.ack_queue import AckQueue
 from rsmq.persistence.inbox_cursor import InboxCursor
@@ -268,7 +269,8 @@ class InboxReader:
         """
         if self._is_rewinding:
             return True
-        log.warning("client %r: the server has lost letters that it had confirmed, those after %d", self.client, kept)
+        client = name_in_log(self.client)
+        log.warning("client %s: the server has lost letters that it had confirmed, those after %d", client, kept)
         self._is_rewinding = True
         self._rewinds += 1
         if self._delivered is not None:

@@ -19,6 +19,7 @@ from rsmq.gateway.fleet.scripts import CLAIM_SUBSCRIPTIONS, SUBSCRIBE_CLIENT
 from rsmq.gateway.protocol.packet import MalformedPacket
 from rsmq.gateway.protocol.topic_filter import SHARE, check_filter, split_share
 from rsmq.model.keys import Keys
+from rsmq.model.log_names import name_in_log
 from rsmq.model.mqtt_subscription import SHARDS, Subscription, pack, shard_of, unpack
 from rsmq.model.record import device_id, whole
 from rsmq.model.stream_id import is_stream_id, sortable
@@ -107,7 +108,8 @@ class Registry:
             for each in found:
                 check_filter(each.filter)
         except (ValueError, MalformedPacket) as error:
-            log.warning("the subscriptions of client %.100r cannot be read, and count as none: %s", client, error)
+            shown = name_in_log(client)
+            log.warning("the subscriptions of client %s cannot be read, and count as none: %s", shown, error)
             return [], True
         return found, is_online
 

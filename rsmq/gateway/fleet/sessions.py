@@ -27,6 +27,7 @@ from rsmq.gateway.fleet.suspects import SILENT_MS, Renewal
 from rsmq.gateway.fleet.wills import Wills, read_member
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
+from rsmq.model.log_names import name_in_log
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.model.record import device_id, exact_text, whole
 from rsmq.persistence.mqtt_clients import read_leases
@@ -148,7 +149,7 @@ class Sessions:
             await settled()
             await self.closed(ended)
         except BrokerError as error:
-            log.warning("the end of client %r waits for the server: %s", ended.client, error)
+            log.warning("the end of client %s waits for the server: %s", name_in_log(ended.client), error)
             self.close_later(ended)
         finally:
             left.set()

@@ -14,6 +14,7 @@ from rsmq.gateway.protocol.packet import PUBLISH, RefusedPacket, Subscription
 from rsmq.gateway.protocol.properties import read_properties, write_varint
 from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.model.keys import Keys
+from rsmq.model.log_names import name_in_log
 from rsmq.model.record import whole
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
 from rsmq.persistence.letter import EXPIRES, STAMP, MqttLetter, pack_letter, read_mqtt, seal_mqtt
@@ -83,7 +84,7 @@ class Shares:
             await receipt.complete()
             after = b"(" + refs[-1]
         if number:
-            log.info("client %r has left its shares: %d messages go to other members", client, number)
+            log.info("client %s has left its shares: %d messages go to other members", name_in_log(client), number)
 
     async def _pass_on(self, client: str, seq: int, envelope: bytes, receipt: Receipt, *, was_sent: bool) -> bool:
         try:

@@ -18,6 +18,7 @@ from rsmq.gateway.protocol.packet import Publish, RefusedPacket, Will
 from rsmq.gateway.protocol.properties import Property
 from rsmq.gateway.protocol.topic_filter import check_topic_name
 from rsmq.model.keys import Keys
+from rsmq.model.log_names import name_in_log
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.model.record import device_id, whole
 from rsmq.redis.client.connector import Client
@@ -160,12 +161,12 @@ class Wills:
         try:
             user, message = unpack(raw)
         except ValueError:
-            log.warning("the will of client %r cannot be read, and is dropped", client)
+            log.warning("the will of client %s cannot be read, and is dropped", name_in_log(client))
             return True
         try:
             await self._publish(client, user, message, token_of(client, epoch))
         except RsmqError as error:
-            log.info("the will of client %r is tried again: %s", client, error)
+            log.info("the will of client %s is tried again: %s", name_in_log(client), error)
             return False
         return True
 
