@@ -38,9 +38,17 @@ class Cancel:
         self._counted = CancelCounter() if counted is None else counted
 
     async def __call__(
-        self, message_id: str, topic: Topic, key: str | None = None, *, group: str | None = None, running: bool = False
+        self,
+        message_id: str,
+        topic: Topic,
+        key: str | None = None,
+        *,
+        group: str | None = None,
+        running: bool = False,
+        waits: bool = True,
     ) -> Answer:
-        """Cancel it for one group, or for all; `running`: also interrupt its handler. Waits at most for a lease."""
+        """Cancel it for one group, or for all; `running`: also interrupt its handler. Waits at most for a lease, and
+        not at all for an owner's answer without `waits`: its mark is set then."""
         for _ in range(MOST_TRIES):
             found = await self._finder.find(message_id, topic, key)
             if found is None:
@@ -48,7 +56,7 @@ class Cancel:
             if found.packed is None:
                 chosen = await groups_of_message(self._client, self._keys, found, group)
                 if chosen:
-                    return await self._stored(found, chosen, running)
+                    return await self._stored(found, chosen, running, waits)
             if await (self._delayed(found, group) if found.packed is not None else self._unread(found)):
                 return Cancelled()
         return Unknown()
@@ -75,16 +83,16 @@ class Cancel:
         self._counted[at[0], NO_GROUP] += is_cancelled
         return bool(is_cancelled)
 
-    async def _stored(self, found: Found, chosen: Sequence[str], running: bool) -> Answer:
+    async def _stored(self, found: Found, chosen: Sequence[str], running: bool, waits: bool) -> Answer:
         answers: dict[str, Word] = {}
 
         async def cancel(name: str) -> None:
-            answers[name] = await self._for_group(found, name, "interrupt" if running else "asked")
+            answers[name] = await self._for_group(found, name, "interrupt" if running else "asked", waits)
 
         await asyncio.gather(*map(cancel, chosen))
         return combined(answers)
 
-    async def _for_group(self, found: Found, group: str, how: str) -> Word:
+    async def _for_group(self, found: Found, group: str, how: str, waits: bool) -> Word:
         """Set the mark, and wait for the answer of the owner where only it can know."""
         at, keys = (found.topic.name, found.partition, group), self._keys
         names = (keys.stream(*at[:2]), keys.retry(*at), keys.cancels(*at), keys.cancelled(*at))
@@ -97,7 +105,9 @@ class Cancel:
                     await waking.wake()
                 self._counted[at[0], group] += word == CANCELLED and rest[1:] == [1]
                 return WORDS[word]
-            if waking.is_over:
+            if not waits:
+                await waking.wake()
+            if waking.is_over or not waits:
                 return "unknown"
             await waking.wait()
 

@@ -102,12 +102,15 @@ class ManyOptions(ExpiryOptions, HeaderOptions, Generic[T], total=False):
     """Most messages of one partition in one write: 1 to 500, the default."""
 
 
-class OutboxManyOptions(DueOptions, HeaderOptions, total=False):
-    """The options of `outbox.publish_many`, the same for all items."""
+class OutboxManyOptions(ExpiryOptions, DueOptions, HeaderOptions, total=False):
+    """The options of `outbox.publish_many`, the same for all items. Durations count from the insert."""
+
+    wait_replicas: int
+    """Their rows are deleted when so many replicas have the messages, too. Default: that of the outbox."""
 
 
-class OutboxOptions(DueOptions, MessageOptions, total=False):
-    """The options of `outbox.publish`."""
+class OutboxOptions(PublishOptions, total=False):
+    """The options of `outbox.publish`: all of `broker.publish`. Durations count from the insert."""
 
 
 # -- their checks ------------------------------------------------------------------------------------------------------
@@ -130,6 +133,13 @@ def check_message_id(message_id: str) -> str:
     if not isinstance(message_id, str) or not 1 <= len(message_id) <= LONGEST_ID or not message_id.isprintable():
         raise ConfigError(f"message_id={message_id!r} is not possible: use 1 to {LONGEST_ID} printable characters")
     return message_id
+
+
+def check_replicas(number: int) -> int:
+    """A number of replicas, or ConfigError."""
+    if type(number) is not int or number < 0:
+        raise ConfigError(f"wait_replicas={number!r} is not possible: use 0 or more")
+    return number
 
 
 def check_size(data: bytes, key: str | None, headers: Mapping[str, str] | None, limit: int) -> int:

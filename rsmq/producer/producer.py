@@ -26,6 +26,7 @@ from rsmq.model.partition import not_unicode, partition_for
 from rsmq.model.publish_options import (
     PublishOptions,
     check_message_id,
+    check_replicas,
     check_size,
     due_time,
     refuse_unknown,
@@ -220,6 +221,34 @@ class Producer:
         partition = block.first + partition_for(identity if key is None else key, block.count)
         encoding = self.encoding or PLAIN
         return Output(target, partition, identity, fields, size, due, message_id is not None, encoding=encoding)
+
+    async def claim(
+        self,
+        topic: str,
+        data: bytes,
+        kind: str,
+        name: Unique,
+        *,
+        message_id: str,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        extra: Sequence[str] = (),
+        due: str = "",
+        band: str | None = None,
+        wait_replicas: int = 0,
+    ) -> MessageRef:
+        """Store a message that is encoded already, with a unique name, as `publish` does, and return its ref."""
+        target = self._topics._cached(topic) or await self._topics._lookup(topic)
+        block = target.normal if band is None else await self._block(target, band)
+        fields = Claims.encode(data, message_id, key, kind, headers, extra)
+        entry = Claim(fields, name, due, len(target.numbers) == 1)
+        partition = block.first + partition_for(key, block.count)
+        batch = self._queue(wait_replicas).batch(Claims, target, partition, self._stream(target, partition))
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        batch.add(message_id, entry, sum(map(len, fields)))
+        batch.waiters.append(waiter)
+        await waiter
+        return claimed(entry, message_id, batch, key)
 
     async def moved(self, message: Message, topic: str, headers: Mapping[str, str], band: str, *payload: Any) -> Output:
         """A message for another topic, that a settlement stores later: its bytes and content type, or another payload;
@@ -449,8 +478,7 @@ class Producer:
         if queue is None:
             if self._tasks is None:
                 raise ConfigError(NOT_OPEN)
-            if type(replicas) is not int or replicas < 0:
-                raise ConfigError(f"wait_replicas={replicas!r} is not possible: use 0 or more")
+            check_replicas(replicas)
             queue = SendQueue(self._client, self._keys, self._settings, replicas, partial(self._start, self._tasks))
             self._queues[replicas] = queue
         return queue

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
+from rsmq.model.unique import Unique
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
+
+
+class RowActions(Protocol):
+    """What the relay of an outbox does by the publisher and the cancelling of its worker."""
+
+    async def publish_unique(
+        self,
+        topic: str,
+        data: bytes,
+        kind: str,
+        name: Unique,
+        *,
+        message_id: str,
+        key: str,
+        headers: Mapping[str, str] | None,
+        extra: tuple[str, ...],
+        due: str,
+        band: str | None,
+        wait_replicas: int,
+    ) -> bool:
+        """Store an encoded message with a unique name. False: another one keeps the name, or its id was stored."""
+        ...
+
+    async def cancel(self, message_id: str, topic: str, key: str | None) -> None:
+        """Mark a message as `broker.cancel` does. The answer of its owner is not waited for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +48,4 @@ class ServerContext:
     settings: Settings
     topics: Topics
     member: str
+    actions: RowActions | None = None

@@ -18,15 +18,25 @@ from rsmq.errors import ConfigError
 from rsmq.handler.service import OnRow
 from rsmq.model.duration import Duration
 from rsmq.model.encoding import PLAIN, Codec, Encoding
-from rsmq.model.keys import check_name
 from rsmq.model.layout import checked_band
-from rsmq.model.message import encode_payload, write_headers
-from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, check_size, due_time, refuse_unknown
+from rsmq.model.message import LARGEST_PAYLOAD, TEXT, encode_payload, write_headers
+from rsmq.model.named_topic import NamedTopic, checked_payload, name_of_topic
+from rsmq.model.publish_options import (
+    OutboxManyOptions,
+    OutboxOptions,
+    check_message_id,
+    check_replicas,
+    check_size,
+    due_time,
+    refuse_unknown,
+)
 from rsmq.model.settings import Settings
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database, explained, is_autocommit
 from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.relay import OutboxRelay
+from rsmq.sql.row_options import CANCEL, RowOptions
+from rsmq.sql.row_options import PLAIN as PLAIN_ROW
 from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
 
@@ -57,9 +67,7 @@ class RelayedOutbox:
         prefix: str | None = None,
         codecs: Sequence[Codec] = (),
     ) -> None:
-        if type(wait_replicas) is not int or wait_replicas < 0:
-            raise ConfigError(f"wait_replicas={wait_replicas!r} is not possible: use 0 or more")
-        self.database, self._replicas = database, wait_replicas
+        self.database, self._replicas = database, check_replicas(wait_replicas)
         self._poll = poll
         self._has_notify = notify and database.dialect == "postgresql"
         self._payload_limit: int | None = None
@@ -122,14 +130,18 @@ class RelayedOutbox:
         return [(OUTBOX.insert(), rows), (select(NOTIFY), {})]
 
     def _rows(
-        self, topic: str, items: Iterable[T], key: Callable[[T], str | None] | None, options: Mapping[str, Any]
+        self,
+        topic: str | NamedTopic,
+        items: Iterable[T],
+        key: Callable[[T], str | None] | None,
+        options: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Checked messages as rows. `options` are those of `row`, the same for all."""
         return [self._row(topic, item, **{**options, "key": None if key is None else key(item)}) for item in items]
 
     def _row(
         self,
-        topic: str,
+        topic: str | NamedTopic,
         payload: Any,
         *,
         key: str | None = None,
@@ -137,18 +149,23 @@ class RelayedOutbox:
         delay: Duration | None = None,
         at: datetime | None = None,
         band: str | None = None,
+        **more: Any,
     ) -> dict[str, Any]:
-        """A checked message as the row of the table, for code that inserts it in another way."""
-        data, kind = encode_payload(payload)
+        """A checked message as the row of the table, for code that inserts it in another way. `more`: see
+        `RowOptions.checked`."""
+        data, kind = encode_payload(checked_payload(topic, payload))
         if self._payload_limit is None:
             self._payload_limit = int(Settings().payload_limit)
+        if key is None:  # a unique name lives in one partition
+            key = more.get("unique")
         identity = str(uuid_utils.uuid7())
-        stored, enc = self._encoding.encode(data, identity, key, kind)
+        options = RowOptions.checked(due_time(delay, at), **more) if more else PLAIN_ROW
+        stored, enc = self._encoding.encode(data, options.message_id or identity, key, kind)
         check_size(stored, key, headers, self._payload_limit)
         row: dict[str, Any] = {
             "id": uuid.UUID(identity),
             "deployment": self.deployment,
-            "aggregatetype": check_name("topic", topic),
+            "aggregatetype": name_of_topic(topic),
             "aggregateid": key,
             "type": kind,
             "payload": stored,
@@ -156,9 +173,26 @@ class RelayedOutbox:
             "band": None if band is None else checked_band(band),
             "enc": enc or None,
             "due_ms": due_ms(delay, at),
+            "options": options.to_text(),
         }
         self._on_row({**row, "payload": data} if enc else row)
         return row
+
+    def _cancel_row(self, message_id: str, topic: str | NamedTopic, key: str | None) -> dict[str, Any]:
+        """The row that cancels a message."""
+        check_size(b"", key, None, LARGEST_PAYLOAD)  # raises for a key that is no text
+        return {
+            "id": uuid.UUID(str(uuid_utils.uuid7())),
+            "deployment": self.deployment,
+            "aggregatetype": CANCEL + name_of_topic(topic),
+            "aggregateid": key,
+            "type": TEXT,
+            "payload": b"",
+            "headers": None,
+            "band": None,
+            "due_ms": None,
+            "options": RowOptions(cancel=check_message_id(message_id)).to_text(),
+        }
 
     # -- in the worker ----------------------------------------------------------------------------------------------
 
@@ -177,11 +211,12 @@ class RelayedOutbox:
         finally:
             self.relay = None
 
-    def _figures(self) -> tuple[str, int, OutboxStatus | None]:
-        """For metrics: the name of the database, the rows that this process has relayed, and what waits if it leads."""
+    def _figures(self) -> tuple[str, int, int, OutboxStatus | None]:
+        """For metrics: the name of the database, the rows that this process has relayed, those that unique names have
+        kept out, and what waits if it leads."""
         relay = self.relay
         name = self.database.sync_engine.url.database or ""
-        return name, 0 if relay is None else relay.relayed, None if relay is None else relay.status
+        return (name, 0, 0, None) if relay is None else (name, relay.relayed, relay.kept_out, relay.status)
 
     async def status(self) -> OutboxStatus:
         """How many rows wait, since when, and which the relay cannot publish."""
@@ -220,34 +255,60 @@ class Outbox(RelayedOutbox):
 
     @overload
     def publish(
-        self, session: AsyncPlace, topic: str, payload: Any, **options: Unpack[OutboxOptions]
+        self, session: AsyncPlace, topic: str | NamedTopic, payload: Any, **options: Unpack[OutboxOptions]
     ) -> Awaitable[str]: ...
     @overload
-    def publish(self, session: SyncPlace, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str: ...
+    def publish(
+        self, session: SyncPlace, topic: str | NamedTopic, payload: Any, **options: Unpack[OutboxOptions]
+    ) -> str: ...
     def publish(
         self,
         session: AsyncPlace | SyncPlace,
-        topic: str,
+        topic: str | NamedTopic,
         payload: Any = None,  # forgotten together with the session: the error says so
         **options: Unpack[OutboxOptions],
     ) -> Awaitable[str] | str:
         """Publish a message when the transaction of the session commits, and return its id. Await it in an async one.
 
-        `session` is a session or a connection of SQLAlchemy. Options and errors are those of `broker.publish`; `delay`
-        counts by the database's clock, on PostgreSQL from the beginning of the transaction. Raises ConfigError for a
-        session of another database.
+        `session` is a session or a connection of SQLAlchemy, `topic` a name or a typed topic. The options are those of
+        `broker.publish`, and the relay carries them out after the commit. While the topic is full, the row waits. A
+        message is not stored if its `message_id` was stored before, or if another message keeps its `unique` name.
+        Durations (`delay`, `expires`, `until`) count from the insert by the database's clock, on PostgreSQL from the
+        beginning of the transaction. `wait_replicas`: the row is deleted when so many replicas have its message, too.
+        Raises TooLarge, NotJson, and ConfigError, also for a session of another database.
         """
         self._check(session)
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
         row = self._row(topic, payload, **options)
-        done = self._insert(session, [row])
-        return str(row["id"]) if done is None else returned(done, str(row["id"]))
+        done, identity = self._insert(session, [row]), options.get("message_id") or str(row["id"])
+        return identity if done is None else returned(done, identity)
+
+    @overload
+    def cancel(
+        self, session: AsyncPlace, message_id: str, topic: str | NamedTopic, *, key: str | None = None
+    ) -> Awaitable[None]: ...
+    @overload
+    def cancel(
+        self, session: SyncPlace, message_id: str, topic: str | NamedTopic, *, key: str | None = None
+    ) -> None: ...
+    def cancel(
+        self, session: AsyncPlace | SyncPlace, message_id: str, topic: str | NamedTopic, *, key: str | None = None
+    ) -> Awaitable[None] | None:
+        """Cancel a message, of this outbox or of any publisher, when the transaction commits. Await it in an async one.
+
+        It is a row that is relayed behind those before it. If the message still waits in the table, neither is sent.
+        Otherwise it is marked as by `broker.cancel`, for all groups, and the answer of a worker that has it is not
+        waited for: what runs goes on. `key`: that of the message, if it has one, which makes the search short.
+        """
+        self._check(session)
+        done = self._insert(session, [self._cancel_row(message_id, topic, key)])
+        return None if done is None else returned(done, None)
 
     @overload
     def publish_many(
         self,
         session: AsyncPlace,
-        topic: str,
+        topic: str | NamedTopic,
         items: Iterable[T],
         *,
         key: Callable[[T], str | None] | None = None,
@@ -257,7 +318,7 @@ class Outbox(RelayedOutbox):
     def publish_many(
         self,
         session: SyncPlace,
-        topic: str,
+        topic: str | NamedTopic,
         items: Iterable[T],
         *,
         key: Callable[[T], str | None] | None = None,
@@ -266,7 +327,7 @@ class Outbox(RelayedOutbox):
     def publish_many(
         self,
         session: AsyncPlace | SyncPlace,
-        topic: str,
+        topic: str | NamedTopic,
         items: Iterable[T] = (),
         *,
         key: Callable[[T], str | None] | None = None,

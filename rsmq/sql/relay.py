@@ -15,7 +15,8 @@ import anyio
 from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, func, select, type_coerce, update
 from sqlalchemy.types import NullType
 
-from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized
+from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized, TopicFull
+from rsmq.model.clock import to_ms
 from rsmq.model.keys import check_name
 from rsmq.model.layout import Block
 from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
@@ -24,12 +25,13 @@ from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.leadership import RENEW, Leadership
 from rsmq.redis.outboxes import CountedOutbox, report_outbox
 from rsmq.redis.scripts import OK, RELAY_ROWS, Value
-from rsmq.redis.server_context import ServerContext
+from rsmq.redis.server_context import RowActions, ServerContext
 from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
 from rsmq.sql.database import Database
 from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.listener import CommitListener
+from rsmq.sql.row_options import CANCEL, PLAIN, RowOptions
 from rsmq.sql.status import OutboxStatus, as_utc, read_status, read_strangers
 from rsmq.sql.tables import OUTBOX
 
@@ -53,7 +55,10 @@ TopicPartition = tuple[str, int]
 DELETE_ANY: Final = delete(OUTBOX).where(OUTBOX.c.seq == any_(bindparam("seqs", type_=ARRAY(BigInteger))))
 
 
-COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "band", "enc", "due_ms")
+COLUMNS: Final = (
+    "seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "band", "enc", "due_ms", "options"
+)  # fmt: skip
+SEQ, ID, TOPIC, KEY, OPTIONS = map(COLUMNS.index, ("seq", "id", "aggregatetype", "aggregateid", "options"))
 PAYLOAD: Final = COLUMNS.index("payload")
 WAITING: Final = select(
     *(type_coerce(OUTBOX.c[name], NullType) for name in COLUMNS),
@@ -72,19 +77,60 @@ def due_of(due_ms: Any, created_at: Any, now: Any, *, is_coarse: bool) -> Any:
     """
     if not isinstance(due_ms, int) or due_ms >= 0:
         return due_ms
+    return f"+{-due_ms - waited_ms(created_at, now, is_coarse=is_coarse)}"
+
+
+def waited_ms(created_at: Any, now: Any, *, is_coarse: bool) -> int:
+    """How long a row has waited, at most what the clock of the database can tell. Raises ValueError."""
     if not all(isinstance(each, datetime | str) for each in (created_at, now)):
         raise ValueError(f"created_at is {created_at!r}, which is no time")
-    waited = round((as_utc(now) - as_utc(created_at)).total_seconds() * 1000) - 1000 * is_coarse
-    return f"+{-due_ms - max(0, waited)}"
+    return max(0, round((as_utc(now) - as_utc(created_at)).total_seconds() * 1000) - 1000 * is_coarse)
+
+
+def is_apart(row: Row) -> bool:
+    """Whether a row is no plain message: it cancels one, or has a unique name."""
+    topic, options = row[TOPIC], row[OPTIONS]
+    return (isinstance(topic, str) and topic.startswith(CANCEL)) or (options is not None and '"unique"' in str(options))
+
+
+def id_in(row: Row) -> str:
+    """The id of a row's message, or of the message that it cancels. Raises ValueError."""
+    options = RowOptions.read(row[OPTIONS])
+    return options.cancel or options.message_id or str(id_of(row[ID]))
+
+
+def parts_of(rows: Sequence[Row]) -> tuple[list[list[Row]], frozenset[int]]:
+    """Runs of plain rows, with each other one by itself between them; and the numbers of rows whose message a later row
+    of the page cancels."""
+    if not any(row[OPTIONS] is not None or is_apart(row) for row in rows):
+        return [list(rows)], frozenset()
+    cancels, withdrawn, parts = dict[tuple[str, str], int](), set[int](), [list[Row]()]
+    for row in rows:
+        with suppress(ValueError):
+            if isinstance(row[TOPIC], str) and row[TOPIC].startswith(CANCEL):
+                cancels[row[TOPIC].removeprefix(CANCEL), id_in(row)] = row[SEQ]
+    for row in rows:
+        is_withdrawn = False
+        with suppress(ValueError):
+            is_withdrawn = not is_apart(row) and cancels.get((row[TOPIC], id_in(row)), 0) > row[SEQ]
+        if is_withdrawn:
+            withdrawn.add(row[SEQ])
+        if is_withdrawn or is_apart(row):
+            parts += ([row], [])
+        else:
+            parts[-1].append(row)
+    return [part for part in parts if part], frozenset(withdrawn)
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """A row as the arguments of the script."""
+    """A row as the arguments of the script: its id, when it is due, the fields of its entry. `dedups`: where a given
+    message id is remembered."""
 
     seq: int
     id: bytes
     args: list[Value]
+    dedups: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +143,17 @@ class RelayBatch:
     entries: list[OutboxRow] = field(default_factory=list)
     stored: int = 0
     has_made_room: bool = False
+    replicas: int = 0
+
+
+@dataclass(slots=True)
+class RelayedRows:
+    """What became of a page: rows that leave the table, ids that their scripts remember, and rows that cannot go."""
+
+    done: list[int] = field(default_factory=list)
+    messages: int = 0
+    ids: dict[TopicPartition, set[bytes]] = field(default_factory=dict)
+    refused: list[tuple[int, str]] = field(default_factory=list)
 
 
 class Stale(Exception):
@@ -124,10 +181,15 @@ class OutboxRelay:
         self._turn = 0
         self._limit = FIRST_ROWS
         self._connection = ShardedConnection(context.client, replicas)
+        self._replicas = replicas
+        self._window_ms = to_ms(context.settings.dedup_window)
         self._deleted: dict[TopicPartition, set[bytes]] = {}
         self._full: dict[str, float] = {}
         self.relayed = 0
         """Rows that were moved into their topics by this process."""
+        self._page_ms: int | None = None
+        self.kept_out = 0
+        """Rows whose message was not stored, because another one keeps its unique name."""
         self.is_leading = False
         self.status: OutboxStatus | None = None
         """What waits, as this member has last counted it; None while it does not lead."""
@@ -218,34 +280,132 @@ class OutboxRelay:
             return 0
         size = sum(len(row[PAYLOAD]) for row in rows if isinstance(row[PAYLOAD], bytes))
         self._limit = max(1, min(MOST_ROWS, self._limit * 10, MOST_BYTES * len(rows) // max(1, size)))
+        relayed, self._page_ms = RelayedRows(), None
+        parts, withdrawn = parts_of(rows)
+        try:
+            for part in parts:
+                if is_apart(part[0]) or part[0][SEQ] in withdrawn:
+                    await self._relay_apart(epoch, part[0], relayed)
+                else:
+                    await self._relay_plain(epoch, part, relayed)
+        finally:  # also if the server has failed in between: what it has confirmed need not be asked for again
+            with anyio.CancelScope(shield=True):
+                await self._remove(relayed.done, relayed.refused)
+            for partition, ids in relayed.ids.items():
+                self._deleted.setdefault(partition, set()).update(ids)
+            self.relayed += relayed.messages
+        return len(relayed.done) + len(relayed.refused)
+
+    async def _relay_plain(self, epoch: int, rows: Sequence[Row], relayed: RelayedRows) -> None:
+        """Append messages without a unique name, many at once."""
         batches, refused = await self._by_partition(rows)
+        relayed.refused += refused
         try:
             await self._append(epoch, list(batches.values()))
-        finally:  # also if the server has failed in between: what it has confirmed need not be asked for again
-            done = [entry for batch in batches.values() for entry in batch.entries[: batch.stored]]
-            with anyio.CancelScope(shield=True):
-                await self._remove(done, refused)
+        finally:
             for batch in batches.values():
-                self._deleted.setdefault(batch.partition, set()).update(
-                    each.id for each in batch.entries[: batch.stored]
-                )
-            self.relayed += len(done)
-        return len(done) + len(refused)
+                stored = batch.entries[: batch.stored]
+                relayed.done += [entry.seq for entry in stored]
+                relayed.messages += len(stored)
+                relayed.ids.setdefault(batch.partition, set()).update(entry.id for entry in stored)
+
+    async def _relay_apart(self, epoch: int, row: Row, relayed: RelayedRows) -> None:
+        """One row that cancels a message, is cancelled itself, or has a unique name. It waits while its topic is full:
+        it must not overtake."""
+        topic = str(row[TOPIC]).removeprefix(CANCEL)
+        if topic in self._full:
+            return
+        try:
+            options = RowOptions.read(row[OPTIONS])
+            if str(row[TOPIC]).startswith(CANCEL):
+                await self._actions.cancel(id_in(row), check_name("topic", topic), row[KEY])
+            elif options.unique is not None:
+                relayed.messages += await self._publish_unique(row, options)
+            else:
+                relayed.messages += await self._withdraw(epoch, row)
+        except TopicFull as error:
+            log.warning("%s: its rows wait in the outbox", error)
+            self._full[topic] = time.monotonic() + FULL_SECONDS
+            return
+        except (ConfigError, MessageError, ValueError) as error:
+            relayed.refused.append((row[SEQ], str(error)))
+            return
+        relayed.done.append(row[SEQ])
+
+    async def _publish_unique(self, row: Row, options: RowOptions) -> bool:
+        """Store a message with a unique name. False: another message keeps it."""
+        seq, row_id, topic, key, kind, payload, headers, band, enc, due_ms, _, created_at, now = row
+        waited = waited_ms(created_at, now, is_coarse=self._has_coarse_clock)
+        due = due_of(due_ms, created_at, now, is_coarse=self._has_coarse_clock)
+        if isinstance(due, str):
+            due = f"+{max(0, int(due[1:]))}"
+        name, message_id = options.name(waited), options.message_id or str(id_of(row_id))
+        fields_of(message_id, key, kind, payload, headers)  # raises for what no reader can decode
+        extra = (*options.expiry(waited, await self._server_ms(options)), *(("enc", str(enc)) if enc else ()))
+        assert name is not None
+        is_stored = await self._actions.publish_unique(
+            check_name("topic", topic), bytes(payload), kind or JSON, name, message_id=message_id,
+            key=name.name if key is None else key, headers=read_headers(headers.encode()) if headers else None,
+            extra=extra, due="" if due is None else str(due), band=band,
+            wait_replicas=max(self._replicas, options.wait_replicas),
+        )  # fmt: skip
+        if not is_stored:
+            self.kept_out += 1
+            log.info("row %d of the outbox is not stored: another message has the unique name %r", seq, name.name)
+        return is_stored
+
+    async def _withdraw(self, epoch: int, row: Row) -> bool:
+        """A later row cancels this message, so it is not sent: after this no call of an earlier relay can send it
+        either. True: an earlier relay has sent it, and died before its row was deleted."""
+        batches, refused = await self._by_partition([row])
+        if refused:
+            return False
+        ((_, batch),) = batches.items()
+        (entry,) = batch.entries
+        batch.entries = []
+        (reply,) = await self._connection.exchange([(batch.names[0], self._call(epoch, batch))])
+        if isinstance(reply, Exception):
+            raise reply
+        if reply[0] != OK:
+            raise Stale
+        self._deleted.pop(batch.partition, None)
+        known = reply[3]
+        return entry.id in {known[at : at + 16] for at in range(0, len(known), 16)}
+
+    @property
+    def _actions(self) -> RowActions:
+        if self._context.actions is None:
+            raise ConfigError("cancels and unique names need the worker of a broker")
+        return self._context.actions
+
+    async def _server_ms(self, options: RowOptions) -> int:
+        """The server's time, if the row has a duration that becomes a moment."""
+        if options.expires is None or not options.expires.startswith("+"):
+            return 0
+        if self._page_ms is None:  # how long the rows have waited is of that moment, too
+            seconds, micros = await self._context.client.execute_command("TIME")
+            self._page_ms = int(seconds) * 1000 + int(micros) // 1000
+        return self._page_ms
 
     async def _by_partition(
         self, rows: Sequence[Row]
     ) -> tuple[dict[TopicPartition, RelayBatch], list[tuple[int, str]]]:
         """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
         batches, refused, topics = dict[TopicPartition, RelayBatch](), list[tuple[int, str]](), dict[str, Topic]()
-        for seq, row_id, name, key, kind, payload, headers, band, enc, due_ms, created_at, now in rows:
+        for seq, row_id, name, key, kind, payload, headers, band, enc, due_ms, more, created_at, now in rows:
+            if name in self._full:  # since this page was read
+                continue
             try:
+                options = PLAIN if more is None else RowOptions.read(more)
                 due = "" if due_ms is None else due_of(due_ms, created_at, now, is_coarse=self._has_coarse_clock)
                 own = id_of(row_id)
                 topic = topics.get(name)
                 if topic is None:
                     topic = topics[name] = await self._topic(name)
-                message_id = str(own)
-                fields = fields_of(message_id, key, kind, payload, headers, enc)
+                message_id = options.message_id or str(own)
+                waited = 0 if more is None else waited_ms(created_at, now, is_coarse=self._has_coarse_clock)
+                extra = () if more is None else options.expiry(waited, await self._server_ms(options))
+                fields = fields_of(message_id, key, kind, payload, headers, enc, extra)
                 partition = name, (await self._block(topic, band)).partition_for(message_id if key is None else key)
             except (ConfigError, MessageError, ValueError) as error:
                 refused.append((seq, str(error)))
@@ -256,8 +416,17 @@ class OutboxRelay:
                 batch = batches[partition] = RelayBatch(
                     topic, partition, [*names, self._context.keys.relayed(*partition)]
                 )
-            batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields]))
+            batch.replicas = max(batch.replicas, options.wait_replicas)
+            dedups = () if options.message_id is None else self._dedups(topic, partition[1], message_id)
+            batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields], dedups))
         return batches, refused
+
+    def _dedups(self, topic: Topic, partition: int, message_id: str) -> tuple[str, ...]:
+        """Where a publish with this id would look for it: on one server also in the partition of the id, see `Once`."""
+        partitions = {partition: None}
+        if not self._context.client.is_cluster:
+            partitions[topic.layout.normal.partition_for(message_id)] = None
+        return tuple(self._context.keys.dedup(topic.name, each, message_id) for each in partitions)
 
     async def _block(self, topic: Topic, band: str | None) -> Block:
         """The partitions of a row. Raises ConfigError for a band that the topic does not have, read again."""
@@ -279,12 +448,14 @@ class OutboxRelay:
         self._full = {topic: until for topic, until in self._full.items() if until > now}
         query = WAITING.where(OUTBOX.c.deployment == self._context.keys.prefix)
         if self._full:
-            query = query.where(OUTBOX.c.aggregatetype.not_in(sorted(self._full)))
+            full = sorted(self._full)
+            query = query.where(OUTBOX.c.aggregatetype.not_in([*full, *[CANCEL + topic for topic in full]]))
         return connection.execute(query.order_by(OUTBOX.c.seq).limit(self._limit)).all()
 
     async def _append(self, epoch: int, batches: list[RelayBatch]) -> None:
         """Append the rows of all partitions, in order, as far as there is room. The calls of a round share a write."""
         while waiting := [batch for batch in batches if batch.stored < len(batch.entries)]:
+            self._connection.wait_for(max(self._replicas, *[batch.replicas for batch in waiting]))
             replies = await self._connection.exchange([(batch.names[0], self._call(epoch, batch)) for batch in waiting])
             for batch, reply in zip(waiting, replies, strict=True):
                 if isinstance(reply, Exception):
@@ -311,9 +482,14 @@ class OutboxRelay:
         self._turn += 1
         turn, deleted = f"{epoch:016d}{self._turn:016d}", b"".join(self._deleted.get(batch.partition, ()))
         args: list[Value] = [self._name, turn, batch.topic.max_length, batch.topic.on_full, deleted]
+        names = batch.names
         for entry in batch.entries[batch.stored : batch.stored + MOST_IN_CALL]:
             args += entry.args
-        return pack(RELAY_ROWS.command(batch.names, args))
+            if entry.dedups:  # the third argument also says where its id is remembered
+                at = len(args) - len(entry.args) + 2
+                args[at] = f"{(len(entry.args) - 3)} {len(names) + 1} {len(entry.dedups)} {self._window_ms}"
+                names = [*names, *entry.dedups]
+        return pack(RELAY_ROWS.command(names, args))
 
     async def _forget_strangers(self, batch: RelayBatch, known: bytes) -> None:
         """Ids that the server remembers, but which are not of this batch: an earlier relay has appended these rows, and
@@ -334,14 +510,14 @@ class OutboxRelay:
             return bool(removed)
         return False
 
-    async def _remove(self, done: Sequence[OutboxRow], refused: Sequence[tuple[int, str]]) -> None:
+    async def _remove(self, done: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
         """Delete what is appended, and mark what can never be."""
         for seq, error in refused:
             log.error("row %d of the outbox cannot be published: %s", seq, error)
 
         def remove(connection: Connection) -> None:
             for at in range(0, len(done), MOST_ROWS):
-                delete_rows(connection, [entry.seq for entry in done[at : at + MOST_ROWS]])
+                delete_rows(connection, list(done[at : at + MOST_ROWS]))
             for seq, error in refused:
                 connection.execute(update(OUTBOX).where(OUTBOX.c.seq == seq).values(error=error))
 
@@ -364,6 +540,7 @@ def fields_of(
     payload: bytes,
     headers: str | None,
     enc: str | None = None,
+    extra: Sequence[str] = (),
 ) -> list[bytes | str]:
     """The fields of the stream entry. Raises for a row that no publisher of ours has written and none can read."""
     if not isinstance(payload, bytes | bytearray | memoryview):
@@ -373,7 +550,7 @@ def fields_of(
     if len(payload) > LARGEST_PAYLOAD:
         raise Oversized(len(payload), LARGEST_PAYLOAD)
     read = read_headers(headers.encode()) if headers else None
-    extra = ("enc", str(enc)) if enc else ()
+    extra = (*extra, "enc", str(enc)) if enc else extra
     return entry_fields(bytes(payload), message_id, key, content_type or JSON, read, extra)
 
 

@@ -33,6 +33,8 @@ from rsmq.errors import ConfigError
 
 LONGEST_NAME: Final = 128
 LONGEST_ID: Final = 256
+LONGEST_TOPIC: Final = LONGEST_NAME + 1
+"""With the `!` of a row that cancels."""
 
 metadata: Final = MetaData()
 """All tables of rsmq. Alembic: `target_metadata = [Base.metadata, rsmq.sql.metadata]`."""
@@ -41,6 +43,9 @@ NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts on
 # bytes are compared, so that ids which differ in case or in trailing spaces stay different; and indexes stay short
 EXACT_NAME: Final = String(LONGEST_NAME).with_variant(
     mysql.VARCHAR(LONGEST_NAME, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
+)
+EXACT_TOPIC: Final = String(LONGEST_TOPIC).with_variant(
+    mysql.VARCHAR(LONGEST_TOPIC, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
 )
 EXACT_ID: Final = String(LONGEST_ID).with_variant(
     mysql.VARCHAR(LONGEST_ID, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
@@ -52,7 +57,7 @@ OUTBOX: Final = Table(
     Column("seq", NUMBER, primary_key=True, autoincrement=True),
     Column("deployment", EXACT_NAME, nullable=False, server_default="rsmq"),
     Column("id", Uuid, nullable=False, unique=True),
-    Column("aggregatetype", EXACT_NAME, nullable=False),
+    Column("aggregatetype", EXACT_TOPIC, nullable=False),
     Column("aggregateid", Text),
     Column("type", String(255), nullable=False, server_default="application/json"),
     Column("payload", LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb"), nullable=False),
@@ -62,6 +67,7 @@ OUTBOX: Final = Table(
     Column("due_ms", BigInteger),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
     Column("error", Text),
+    Column("options", Text),
     comment="rsmq: messages to publish",
     sqlite_autoincrement=True,
 )
@@ -70,7 +76,8 @@ topic, `aggregateid` the key, `type` the content type. `band`: NULL is `normal`.
 and encrypted, as in the wire format; NULL: not at all. `deployment`: the prefix of the
 workers that relay it. `error`: why the relay cannot publish the row, and leaves it. `due_ms`: below 0, a delay, which
 counts from `created_at` by the clock of the database; else the moment that the application has named, in ms since 1970,
-by the clock of the server."""
+by the clock of the server. `options`: NULL, or what else is said of the message (JSON): see `RowOptions`. A row with
+the topic `!sms` is no message: it cancels one of `sms`."""
 
 HANDLED: Final = Table(
     "rsmq_handled",
@@ -121,7 +128,7 @@ DATABASE: Final = Table(
 """Who relays is agreed under this id: a database may have several addresses, and a server several databases."""
 
 
-NEW_COLUMNS: Final = ("deployment", "band", "enc")
+NEW_COLUMNS: Final = ("deployment", "band", "enc", "options")
 """Columns that tables of an older version lack."""
 OLD_LAYOUT: Final = (
     "the table {} was made by an older version of rsmq: it has no column {}. Let the workers relay and settle "
@@ -135,7 +142,7 @@ def create_tables(connection: Connection) -> list[str]:
     there = set(connection.dialect.get_table_names(connection))
     for name in (HANDLED.name, FENCE.name, OUTBOX.name):
         columns = connection.dialect.get_columns(connection, name) if name in there else ()
-        wanted = {"deployment", "band", "enc"} if name == OUTBOX.name else {"deployment"}
+        wanted = set(NEW_COLUMNS) if name == OUTBOX.name else {"deployment"}
         if columns and (missing := sorted(wanted - {each["name"] for each in columns})):
             raise ConfigError(OLD_LAYOUT.format(name, " and ".join(missing)))
     metadata.create_all(connection, checkfirst=True)

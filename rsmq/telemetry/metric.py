@@ -145,6 +145,12 @@ OUTBOX_AGE = Metric(
 OUTBOX_REFUSED = Metric(
     "rsmq_outbox_refused_rows", "gauge", ("database",), "Rows of an outbox that cannot be published."
 )
+KEPT_OUT = Metric(
+    "rsmq_outbox_kept_out_total",
+    "counter",
+    ("database",),
+    "Rows not stored, as another message keeps their unique name.",
+)
 RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows that this process moved into topics.")
 
 WORKER = (
@@ -152,7 +158,7 @@ WORKER = (
     TRIMMED, RESTORED, DELETED, REFUSED, NOT_PENDING, OPENED, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING,
     TENANTS, TENANT_WAITING, MISSING_KEY, BUSY, LIMIT,
     LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
-    OUTBOX_AGE, OUTBOX_REFUSED, RELAYED,
+    OUTBOX_AGE, OUTBOX_REFUSED, KEPT_OUT, RELAYED,
 )  # fmt: skip
 
 # -- of the groups, from the server, by `rsmq exporter`

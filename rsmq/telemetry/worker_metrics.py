@@ -88,8 +88,9 @@ def of_service(service: object) -> Iterator[Sample]:
     figures = getattr(service, "_figures", None)
     if figures is None:
         return
-    name, relayed, status = figures()
+    name, relayed, kept_out, status = figures()
     yield Sample(metric.RELAYED, (name,), relayed)
+    yield Sample(metric.KEPT_OUT, (name,), kept_out)
     if status is not None:
         yield Sample(metric.OUTBOX_ROWS, (name,), status.backlog)
         yield Sample(metric.OUTBOX_AGE, (name,), status.age_seconds)

@@ -231,10 +231,12 @@ class Harness:
     def _note_row(row: Mapping[str, Any]) -> None:
         """A row of an outbox is made: by the handler that runs here, in its task or thread, or by the test."""
         rows = ROWS.get()
-        if rows is not None:
+        if rows is not None and not row["aggregatetype"].startswith("!"):  # that one cancels a message
             headers = from_json(row["headers"]) if row["headers"] else {}
             payload = decoded(row["payload"], row["type"])
-            rows.append(OutboxEntry(row["aggregatetype"], payload, row["aggregateid"], headers, str(row["id"])))
+            given = from_json(row["options"]).get("message_id") if row["options"] else None
+            message_id = given or str(row["id"])
+            rows.append(OutboxEntry(row["aggregatetype"], payload, row["aggregateid"], headers, message_id))
 
     async def _clean_outboxes(self) -> None:
         for outbox in self._outboxes:

@@ -39,6 +39,7 @@ from rsmq.worker.band_opener import BandOpener
 from rsmq.worker.delayed_poller import DelayedPoller
 from rsmq.worker.eviction_monitor import EvictionMonitor
 from rsmq.worker.retention import Retention
+from rsmq.worker.row_actions import WorkerRowActions
 from rsmq.worker.scheduler import Scheduler
 from rsmq.worker.services import Services
 from rsmq.worker.strays import StrayMover
@@ -88,7 +89,8 @@ class Worker:
         self._lifespans = lifespans
         self._topics = Topics(client, keys, self._settings, declared)
         self._scheduler = Scheduler(client, keys, self._settings, self._topics, self.member, schedules)
-        about = ServerContext(client, keys, self._settings, self._topics, self.member)
+        actions = WorkerRowActions(lambda: self.producer, client, keys, self._settings, self._topics)
+        about = ServerContext(client, keys, self._settings, self._topics, self.member, actions)
         self._services = Services(services, about)
         self._added_schedules = AddedSchedules(about, self._scheduler.check)
         self._log = WorkerLog(len(handlers))

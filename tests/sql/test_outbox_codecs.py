@@ -58,3 +58,27 @@ def test_the_size_that_counts_is_what_is_stored(tmp_path: Path) -> None:
     assert len(outbox._row("orders", "x" * (1 << 20))["payload"]) < 1000
     with pytest.raises(TooLarge, match="RSMQ_PAYLOAD_LIMIT"):
         Outbox(create_engine("sqlite://"), prefix="p")._row("orders", "x" * (1 << 20))
+
+
+async def test_a_row_with_a_given_id_or_a_unique_name_is_encrypted_for_that_message(
+    tmp_path: Path, broker: Broker
+) -> None:
+    """The id and the key that the message will have, not those of the row."""
+    engine, seen = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'outbox.db'}"), list[Any]()
+    outbox, reader = Outbox(engine), Broker(broker.settings, codecs=CODECS)
+    reader.include(outbox)
+
+    @reader.handler("orders", group="billing", partitions=1)
+    async def take(order: dict[str, Any]) -> None:
+        seen.append(order["card"])
+
+    async with engine.begin() as connection:
+        await connection.run_sync(create_tables)
+        await outbox.publish(connection, "orders", LONG, message_id="m1", expires="1h")
+        await outbox.publish(connection, "orders", LONG, unique="cart-7")
+        await outbox.publish(connection, "orders", LONG, unique="cart-8", message_id="m2", key="k")
+    async with reader.running():
+        await until(lambda: len(seen) == 3, "all are handled")
+        await until(lambda: is_empty(outbox), "nothing waits")
+    assert seen == ["4111-1111"] * 3
+    await engine.dispose()

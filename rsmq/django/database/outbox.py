@@ -11,6 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 from rsmq.django.database.connection import DjangoConnection, engine_of, explained
 from rsmq.errors import ConfigError
 from rsmq.model.encoding import Codec
+from rsmq.model.named_topic import NamedTopic
 from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, refuse_unknown
 from rsmq.sql.database import Database
 from rsmq.sql.outbox import RelayedOutbox
@@ -41,19 +42,23 @@ class DjangoOutbox(RelayedOutbox):
             database, poll=poll, notify=notify, wait_replicas=wait_replicas, prefix=prefix, codecs=codecs
         )  # fmt: skip
 
-    def publish(self, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str:
+    def publish(self, topic: str | NamedTopic, payload: Any, **options: Unpack[OutboxOptions]) -> str:
         """Publish a message when the transaction of this thread commits, and return its id.
 
-        Options and errors are those of `broker.publish`; `delay` counts by the database's clock, on PostgreSQL from
-        the beginning of the transaction. Raises ConfigError outside of `transaction.atomic()`. In async code write
-        `await sync_to_async(...)` around the transaction, as for the ORM.
+        The options are those of `rsmq.sql.Outbox.publish`: all of `broker.publish`. Raises ConfigError outside of
+        `transaction.atomic()`. In async code write `await sync_to_async(...)` around the transaction, as for the ORM.
         """
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
-        return self.add([self._row(topic, payload, **options)])[0]
+        identity = self.add([self._row(topic, payload, **options)])[0]
+        return options.get("message_id") or identity
+
+    def cancel(self, message_id: str, topic: str | NamedTopic, *, key: str | None = None) -> None:
+        """Cancel a message when the transaction of this thread commits, as `rsmq.sql.Outbox.cancel` does."""
+        self.add([self._cancel_row(message_id, topic, key)])
 
     def publish_many(
         self,
-        topic: str,
+        topic: str | NamedTopic,
         items: Iterable[T],
         *,
         key: Callable[[T], str | None] | None = None,

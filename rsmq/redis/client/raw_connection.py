@@ -266,6 +266,10 @@ class ShardedConnection:
         self._client, self._replicas = client, replicas
         self._connections: dict[Client, RawConnection] = {}
 
+    def wait_for(self, replicas: int) -> None:
+        """From now on so many replicas must confirm what was written."""
+        self._replicas = replicas
+
     async def exchange(self, commands: Sequence[Packed], timeout: float | None = None) -> list[Any]:
         """One reply per command, in order. Raises only ConfigError (refused credentials) and cancellation."""
 

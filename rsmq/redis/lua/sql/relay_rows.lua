@@ -1,18 +1,19 @@
 -- PURPOSE  Append rows of an outbox to one partition, except those that are appended already.
--- KEYS     1 stream  2 delayed zset  3 relayed hash
+-- KEYS     1 stream  2 delayed zset  3 relayed hash  then dedup strings
 -- ARGV     1 outbox  2 turn (text of fixed width, rising)  3 max_length:int  4 on_full:reject|trim
 --          5 ids of rows (16 bytes each) that are deleted from the outbox
 --          then per row: id (16 bytes), due:ms, '+' and ms from now (below 0: overdue), or '', n:int,
---          n values (field, value, ...)
+--          n values (field, value, ...). Of a message whose id was given, n is as in given_id
 -- RETURNS  {'OK'|'FULL', appended:int, skipped:int, ids of the rows that are appended and not known to be deleted}, at
 --          last 'FOREIGN' if another client has written into the hash: it begins anew; or {'STALE'}. A row without room
 --          and those after it count as neither
 -- WHY      The ids are stored together with the messages, until the relay says that their rows are deleted. So a relay
 --          that dies between the two repeats nothing, whatever the order in which rows become visible. Each call has a
 --          turn of its own: a late call of an earlier relay, or one whose reply was lost, is refused.
+--          A message whose id was given, and that was stored before, counts as skipped, and is remembered like a row.
 --          A row with a due time waits in the delayed set also when it is overdue: there it comes behind what was due
 --          before it, and before what is due later.
--- USES     dict, can_write, can_append, delay_score
+-- USES     dict, can_write, can_append, delay_score, given_id, remember_id
 local max, trim, due_key = tonumber(ARGV[3]), ARGV[4] == 'trim', KEYS[2]
 local found = redis.call('HMGET', KEYS[3], 'turn|' .. ARGV[1], 'rows|' .. ARGV[1])
 local is_turn = found[1] and #found[1] == #ARGV[2] and found[1]:match('^%d+$')
@@ -20,6 +21,7 @@ if is_turn and ARGV[2] <= found[1] then return { 'STALE' } end
 local is_foreign = found[1] and not is_turn or found[2] and #found[2] % 16 ~= 0
 can_write('XADD', KEYS[1], 'ZADD', KEYS[2], 'HSET', KEYS[3])
 can_append(KEYS[1])
+for i = 4, #KEYS do can_write('SET', KEYS[i]) end
 local kept, known = {}, {}
 if found[2] and #found[2] % 16 == 0 and found[2] ~= ARGV[5] then
   local deleted = {}
@@ -38,10 +40,12 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local word, appended, skipped, at, trouble = 'OK', 0, 0, 6, nil
 while at <= #ARGV do
   local id, due, n = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local given, is_taken
+  if not n then n, given, is_taken = given_id(ARGV[at + 2]) end
   local left = ARGV[at + 1]:match('^%+(%-?%d+)$')
   if left then due = now + tonumber(left) end
   local reply = {}
-  if known[id] then
+  if known[id] or is_taken then
     skipped = skipped + 1
   elseif due then
     local packed = {}
@@ -60,8 +64,9 @@ while at <= #ARGV do
     trouble = reply
     break
   end
+  if given and not known[id] and not is_taken then remember_id(given, reply, due, now) end
   if not known[id] then
-    appended, kept[#kept + 1], known[id] = appended + 1, id, true
+    appended, kept[#kept + 1], known[id] = appended + (is_taken and 0 or 1), id, true
   end
   at = at + n + 3
 end

@@ -1,0 +1,55 @@
+"""What the relay of an outbox asks of its worker: messages with unique names, and cancels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rsmq.control.cancel import Cancel
+from rsmq.errors import BrokerUnavailable
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.model.unique import Unique
+from rsmq.producer import Producer
+from rsmq.redis.client.connector import Client
+from rsmq.redis.topics import Topics
+
+
+class WorkerRowActions:
+    """By the producer of the worker, which the broker sets before it runs."""
+
+    def __init__(
+        self, producer: Callable[[], Producer | None], client: Client, keys: Keys, settings: Settings, topics: Topics
+    ) -> None:
+        self._producer, self._topics = producer, topics
+        self._cancel = Cancel(client, keys, settings)
+
+    async def publish_unique(
+        self,
+        topic: str,
+        data: bytes,
+        kind: str,
+        name: Unique,
+        *,
+        message_id: str,
+        key: str,
+        headers: Mapping[str, str] | None,
+        extra: tuple[str, ...],
+        due: str,
+        band: str | None,
+        wait_replicas: int,
+    ) -> bool:
+        """Store an encoded message with a unique name. False: another one keeps the name, or its id was stored."""
+        producer = self._producer()
+        if producer is None:
+            raise BrokerUnavailable("the broker of this worker publishes nothing yet")
+        ref = await producer.claim(
+            topic, data, kind, name, message_id=message_id, key=key, headers=headers, extra=extra, due=due, band=band,
+            wait_replicas=wait_replicas,
+        )  # fmt: skip
+        return ref.is_new is not False
+
+    async def cancel(self, message_id: str, topic: str, key: str | None) -> None:
+        """Mark a message as `broker.cancel` does. The answer of its owner is not waited for."""
+        found = await self._topics.find(topic)
+        if found is not None:
+            await self._cancel(message_id, found, key, waits=False)
