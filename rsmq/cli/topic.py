@@ -17,8 +17,9 @@ from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
 from rsmq.cli.tables import print_rows, print_table
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
 from rsmq.inspector.state import Snapshot, TopicState
+from rsmq.inspector.text import limits_of
 from rsmq.inspector.trend import compare
-from rsmq.model.words import count, duration, number, shown
+from rsmq.model.words import count, shown
 from rsmq.redis.layouts import describe_unaware
 from rsmq.redis.topics import Topic, Topics
 
@@ -184,19 +185,5 @@ def limit(topic: Topic) -> str:
 def describe(topic: Topic) -> None:
     """Print its limits, a line each."""
     print_line(f"{topic.name}: {count(topic.partitions, 'partition')}")
-    bound = (
-        f"{count(topic.max_length, 'message')} in a partition, then {topic.on_full}" if topic.max_length else "no limit"
-    )
-    print_line(f"length: {bound}")
-    layout = topic.layout
-    if layout.has_bands:
-        states = {"added": " (not open yet)", "closed": " (closed)", "open": ""}
-        blocks = [block for band in layout.order if (block := layout.block_of(band)) is not None]
-        about = [f"{each.band} {each.first}-{each.first + each.count - 1}{states[each.state]}" for each in blocks]
-        print_line(f"bands: {', '.join(about)}")
-    kept = (
-        f"settled messages for {duration(topic.retention_age)}, at most {number(topic.retention_length)} in a partition"
-    )
-    print_line(f"retention: {kept}")
-    if topic.archive == "required":
-        print_line("archive: required, nothing is trimmed before `rsmq pipeline archive` has committed it")
+    for name, said in limits_of(topic).items():
+        print_line(f"{name}: {said}")

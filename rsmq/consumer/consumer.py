@@ -45,6 +45,7 @@ from rsmq.heartbeat.circles import WAITS_FOR
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership
+from rsmq.model.call_counts import told
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.work import Work
@@ -278,9 +279,13 @@ class Consumer:
         return self.queue.work(running, list(self.lanes.values()))
 
     def _vitals(self) -> dict[str, object]:
-        """What its messages do, and whose wait for a rate. Called from another thread."""
+        """What its messages do, how its calls have gone, and whose wait for a rate. Called from another thread."""
         work, rate, lanes = self.work, self.queue.message_rate, list(self.lanes.values())
         vitals: dict[str, object] = {**work.known}
+        if calls := told(self.stats, self._runner.times):
+            vitals["calls"] = calls
+        if started := [task_slot.started for task_slot in self.task_slots if task_slot.messages]:
+            vitals["longest_ms"] = max(0, round((monotonic() - min(started)) * 1000))
         if targets := sorted({lane.outgoing.waits_for for lane in lanes} - {""}):
             vitals[WAITS_FOR] = targets
         if work.waiting_for_rate and rate is not None:

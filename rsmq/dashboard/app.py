@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rsmq.control.audit import Audit
-from rsmq.dashboard import connection, dead_letter, device, message, overview, schedule
+from rsmq.dashboard import connection, dead_letter, device, message, overview, process, schedule
 from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.actions import Action, ActionForm, prepare
 from rsmq.dashboard.history import HistorySampler
@@ -54,6 +54,8 @@ Build = Callable[..., Awaitable[Page]]
 PAGES: Final[dict[str, Build]] = {
     "/": overview.overview,
     "/members": overview.members,
+    "/processes": process.processes,
+    "/process/{name}": process.process,
     "/topic/{name}": overview.topic,
     "/group/{name}/{group}": overview.group,
     "/messages/{topic}": message.messages,

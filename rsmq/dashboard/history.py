@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -35,16 +35,22 @@ GAP: Final = timedelta(seconds=2.5 * EVERY)
 MOST_BYTES: Final = 16 << 20
 """A stored minute that is larger unpacked is none."""
 
-GROUP_FIELDS: Final = ("settled", "unread", "ready", "running", "waiting", "dead letters")
+GROUP_FIELDS: Final = ("settled", "unread", "ready", "running", "waiting", "dead letters", "failed", "retried")
+FIRST_FIELDS: Final = 6
+"""Fields that each minute has, also those that earlier versions have stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryMinute:
-    """One minute: the rate of each topic, and of each group GROUP_FIELDS. What has nothing to say is left out."""
+    """One minute: the rate of each topic, and of each group GROUP_FIELDS. What has nothing to say is left out.
+
+    `starts`: of each group, how many of its processes have started in this minute.
+    """
 
     at: datetime
     topics: dict[str, float | None]
     groups: dict[str, list[float | None]]
+    starts: dict[str, int] = field(default_factory=dict)
 
     def total(self, name: str, seen: Collection[str], group: str | None = None) -> float | None:
         """The sum of a field over the topics that a visitor sees, or of one group."""
@@ -52,10 +58,17 @@ class HistoryMinute:
             return total(value for topic, value in self.topics.items() if topic in seen)
         at = GROUP_FIELDS.index(name)
         return total(
-            values[at]
-            for each, values in self.groups.items()
-            if each.partition("/")[0] in seen and group in (None, each.partition("/")[2])
+            values[at] if at < len(values) else None for each, values in self.groups.items() if is_of(each, seen, group)
         )
+
+    def started(self, seen: Collection[str], group: str | None = None) -> int:
+        """How many processes have started, at least: one that serves several groups counts once."""
+        return max((number for each, number in self.starts.items() if is_of(each, seen, group)), default=0)
+
+
+def is_of(name: str, seen: Collection[str], group: str | None) -> bool:
+    """Whether `topic/group` is among the topics that are seen, and is the group, if one is wanted."""
+    return name.partition("/")[0] in seen and group in (None, name.partition("/")[2])
 
 
 def total(values: Any) -> float | None:
@@ -77,16 +90,35 @@ def sample_of(at: datetime, board: Board) -> HistoryMinute:
             each.work.running,
             each.work.waiting,
             each.dead_letters,
+            per_second(each.new_calls.failed, board.span),
+            per_second(each.new_calls.retried, board.span),
         ]
         if any(value != 0 for value in values):
             groups[f"{each.topic}/{each.name}"] = values
     rates = {each.name: None if each.rate_in is None else round(each.rate_in, 2) for each in board.topics}
-    return HistoryMinute(at, {name: value for name, value in rates.items() if value != 0}, groups)
+    return HistoryMinute(at, {name: value for name, value in rates.items() if value != 0}, groups, starts_of(at, board))
+
+
+def per_second(number: int, span: timedelta | None) -> float | None:
+    """A rate, if the time is known."""
+    return round(number / span.total_seconds(), 3) if span else None
+
+
+def starts_of(at: datetime, board: Board) -> dict[str, int]:
+    """How many processes of each group have started in the minute before this one: by now all have told it."""
+    found = Counter[str]()
+    for each in board.groups:
+        for member in each.members:
+            started = member.process.started
+            if started is not None and at - timedelta(seconds=EVERY) <= started < at:
+                found[f"{each.topic}/{each.name}"] += 1
+    return dict(found)
 
 
 Figure = Annotated[float, Field(allow_inf_nan=False)] | None
+Groups = dict[str, Annotated[list[Figure], Field(min_length=FIRST_FIELDS)]]
 READER: Final = TypeAdapter(
-    tuple[dict[str, Figure], dict[str, Annotated[list[Figure], Field(min_length=len(GROUP_FIELDS))]]]
+    tuple[dict[str, Figure], Groups, dict[str, Annotated[int, Field(ge=0)]]] | tuple[dict[str, Figure], Groups]
 )
 
 
@@ -134,7 +166,7 @@ class HistorySampler:
             await self._store(minute, found)
 
     async def _store(self, minute: int, found: HistoryMinute) -> None:
-        packed = zlib.compress(json.dumps([found.topics, found.groups]).encode())
+        packed = zlib.compress(json.dumps([found.topics, found.groups, found.starts]).encode())
         try:
             await self._client.execute_command("XADD", self._key, "MAXLEN", KEPT, f"{minute}-0", "z", packed)
         except RsmqError as error:
@@ -149,7 +181,7 @@ def read(entry_id: bytes, fields: list[bytes]) -> HistoryMinute:
     at = moment(entry_id.partition(b"-")[0]) or EPOCH
     try:
         unpacker = zlib.decompressobj()
-        topics, groups = READER.validate_json(unpacker.decompress(fields[1], MOST_BYTES))
+        topics, groups, *starts = READER.validate_json(unpacker.decompress(fields[1], MOST_BYTES))
     except (ValueError, zlib.error, IndexError):  # ValidationError is a ValueError
         return HistoryMinute(at, {}, {})
-    return HistoryMinute(at, topics, groups)
+    return HistoryMinute(at, topics, groups, *starts)

@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, TypeVar
 
-from rsmq.dashboard.chart import Point, chart
-from rsmq.dashboard.history import GAP
-from rsmq.dashboard.html import Content, Html, Row, link, tag, text_field
+from rsmq.dashboard.chart import Mark, Point, chart
+from rsmq.dashboard.handler import failure_series, handler_parts
+from rsmq.dashboard.history import GAP, HistoryMinute
+from rsmq.dashboard.html import Content, Html, Row, about, link, tag, text_field
 from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import EVERY, MOST_NAMED, RunningMessage
 from rsmq.dashboard.roles import Role
 from rsmq.dashboard.schedule import COLUMNS, row_of
 from rsmq.inspector.schedules import look_up
 from rsmq.inspector.state import BandState, GroupPartition, MemberState, PartitionState
-from rsmq.inspector.text import age, rate, state, timestamp, trend, waiting, waiting_of
+from rsmq.inspector.text import age, limits_of, rate, state, timestamp, trend, waiting, waiting_of
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
-from rsmq.model.words import duration, number
+from rsmq.model.words import count, duration, number
 from rsmq.redis.outboxes import OutboxState, read_outboxes
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ async def topic(visit: Visit, name: str) -> Page:
     return Page(
         f"Topic {found.name}",
         [
-            tag("p", joined(links)), ranges(visit), charts(visit, {name}),
+            tag("p", joined(links)), about({**limits_of(found)}), ranges(visit), charts(visit, {name}),
             tag("h2", "Groups"), group_table(visit, board.groups), topic_table(visit, board.topics),
             tag("h2", "Partitions"), partitions_of_topic(visit, state_of.partitions if state_of else ()),
             [tag("h2", "Schedules"), visit.live.table("schedules", COLUMNS, rows, "")] if rows else None,
@@ -148,6 +149,7 @@ async def group(visit: Visit, name: str, group: str) -> Page:
             ranges(visit), charts(visit, {name}, group),
             tag("div", tag("h2", "Bands"), band_table(visit, shown.bands)) if shown and shown.bands else None,
             *hold_table(visit, shown),
+            handler_parts(visit, shown) if shown else None,
             tag("h2", "Members"), member_table(visit, board.members, running),
             tag("h2", "Running"), running_table(visit, name, running),
             tag("h2", "Partitions"), share_table(visit, shown.shares if shown else ()),
@@ -219,24 +221,53 @@ def ranges(visit: Visit) -> Html:
 
 
 def charts(visit: Visit, seen: set[str], group: str | None = None) -> Html:
-    """Two charts, side by side where there is room."""
+    """Charts, side by side where there is room, with a mark where processes have started."""
     name = visit.given("range")
     gap = GAP if RANGES.get(name, ("", 0))[1] else timedelta(seconds=3 * EVERY)
-    made = []
+    made, starts = [], marks(visit, seen, group)
     for at, (title, measures) in enumerate((("messages a second", FLOW), ("backlog", BACKLOG))):
         if group is not None:
             measures = {each: measure for each, measure in measures.items() if each != "in"}
-        made.append(chart(visit.live, f"chart-{at}", title, series(visit, measures, seen, group), gap))
+        made.append(chart(visit.live, f"chart-{at}", title, series(visit, measures, seen, group), gap, starts))
+    made.append(chart(visit.live, "chart-2", "failures a second", failures(visit, seen, group), gap, starts))
     return tag("div", made, class_="charts")
+
+
+def failures(visit: Visit, seen: set[str], group: str | None) -> dict[str, list[Point]]:
+    """Attempts that failed, and those that are tried again."""
+    samples = recorded(visit)
+    if samples is not None:
+        return {name: [(each.at, each.total(name, seen, group)) for each in samples] for name in ("failed", "retried")}
+    return failure_series([(each.at, narrowed(each.board, seen, group)) for each in visit.queries.poller.history])
+
+
+def marks(visit: Visit, seen: set[str], group: str | None) -> list[Mark]:
+    """When processes have started: a deployment, or a crash."""
+    samples = recorded(visit)
+    if samples is not None:
+        found = [(each.at - timedelta(seconds=30), each.started(seen, group)) for each in samples]
+        return [(at, f"{count(number, 'process', 'processes')} started") for at, number in found if number]
+    started = dict[str, Mark]()
+    for member in narrowed(visit.queries.poller.board, seen, group).members:
+        if member.process.started is not None:
+            started[member.id] = (member.process.started, f"{member.id} started")
+    return list(started.values())
+
+
+def recorded(visit: Visit) -> list[HistoryMinute] | None:
+    """The minutes of the hours that are asked for; None for the last minutes, which the poller has."""
+    hours = RANGES.get(visit.given("range"), ("", 0))[1]
+    if not hours:
+        return None
+    samples = visit.room.history.samples
+    since = from_epoch_ms(0) if not samples else samples[-1].at - timedelta(hours=hours)
+    return [each for each in samples if each.at >= since]
 
 
 def series(visit: Visit, measures: Mapping[str, Measure], seen: set[str], group: str | None) -> dict[str, list[Point]]:
     """The lines of a chart: of the last minutes from the poller, of hours from the history."""
-    hours = RANGES.get(visit.given("range"), ("", 0))[1]
-    if hours:
-        samples = visit.room.history.samples
-        since = from_epoch_ms(0) if not samples else samples[-1].at - timedelta(hours=hours)
-        shown = [each for each in samples if each.at >= since]
+    shown = recorded(visit)
+    if shown is not None:
         return {name: [(each.at, each.total(name, seen, group)) for each in shown] for name in measures}
     boards = [(each.at, narrowed(each.board, seen, group)) for each in visit.queries.poller.history]
     return {name: [(at, measure(board)) for at, board in boards] for name, measure in measures.items()}
@@ -357,7 +388,8 @@ def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence
         Row(
             f"{each.id}/{each.topic}/{each.group}",
             (
-                each.id, link(f"{each.topic}/{each.group}", visit.url("group", each.topic, each.group)), each.handler,
+                link(each.id, visit.url("process", each.id)),
+                link(f"{each.topic}/{each.group}", visit.url("group", each.topic, each.group)), each.handler,
                 tag("span", "dead", class_="unserved") if each.heard_ago is None else f"{spoken(each.heard_ago)} ago",
                 age(each.loop_lag), joined_limits(f"{each.work.running} of {each.concurrency}", each),
                 f"for {spoken(longest[each.id].since)}" if each.id in longest else "–",
@@ -374,7 +406,7 @@ def joined_limits(running: str, member: MemberState) -> str:
     return f"{running}, {waits}" if (waits := waiting_of(member)) else running
 
 
-def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage]) -> Html:
+def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage], name: str = "running") -> Html:
     """The messages that members have now, longest first."""
     rows = [
         Row(f"{each.partition}/{each.id}", (
@@ -383,7 +415,7 @@ def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage]) -
         for each in running[:MOST_NAMED]
     ]  # fmt: skip
     columns = ("stream id", "message id", "#partition", "member", "since", "#delivery")
-    return visit.live.table("running", columns, rows, "nothing is running")
+    return visit.live.table(name, columns, rows, "nothing is running")
 
 
 def spoken(span: timedelta) -> str:

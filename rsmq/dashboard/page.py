@@ -20,8 +20,8 @@ from rsmq.errors import ConfigError
 from rsmq.inspector.trend import Board
 
 PAGES: Final = (
-    ("Overview", ""), ("Members", "members"), ("Schedules", "schedules"), ("Dead letters", "dead-letters"),
-    ("Devices", "devices"), ("Connections", "connections"), ("Audit", "audit"),
+    ("Overview", ""), ("Members", "members"), ("Processes", "processes"), ("Schedules", "schedules"),
+    ("Dead letters", "dead-letters"), ("Devices", "devices"), ("Connections", "connections"), ("Audit", "audit"),
 )  # fmt: skip
 
 

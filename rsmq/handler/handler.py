@@ -28,6 +28,7 @@ from rsmq.handler.signature import UNDECLARED, Signature, read_signature
 from rsmq.handler.tenants import Tenants
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
+from rsmq.model.words import duration
 
 log = logging.getLogger("rsmq.handler")
 
@@ -94,6 +95,17 @@ class Handler:
     def has_limits(self) -> bool:
         """Whether its messages can be held: single ones, under a rate, a limit over the group or a breaker."""
         return self.batch is None and bool(self.rates or self.group_concurrency or self.breaker or self.permits)
+
+    @property
+    def limit_texts(self) -> list[str]:
+        """Its rates and limits over the group, in words."""
+        found = list[str]()
+        for each in self.rates:
+            by = "" if each.by is None else " by key" if each.by == "key" else " by name"
+            found.append(f"{each.limit} per {duration(each.per)}{by}{' a member' if each.over == 'member' else ''}")
+        for limit in self.group_concurrency:
+            found.append(f"{limit.limit} at once{'' if limit.by is None else ' by name'}")
+        return found
 
     @property
     def name_of(self) -> Callable[[Message], str | None] | None:

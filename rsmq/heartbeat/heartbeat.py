@@ -24,6 +24,7 @@ from rsmq.heartbeat.registration import GroupMembership, Registration
 from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.own_process import about_process, memory_bytes
 from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import BlockingClient, Connector, translate
@@ -80,6 +81,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name=f"rsmq-heartbeat-{member}", daemon=True)
         self._presence = Presence(connector, settings, keys, member, self._on_change, self.fence, self._on_question)
         self._loop_lag = LoopLag()
+        self._about = about_process()
         self._is_out = False
         self.last_confirmed = monotonic()  # read by other threads
         self.trouble = ""
@@ -152,7 +154,7 @@ class Heartbeat:
     ) -> None:
         """Become a member; returns when the other members can see this one. `vitals`, `on_question`: see
         `GroupMembership`."""
-        about = json.dumps({"member": self.member, **info})
+        about = json.dumps({"member": self.member, **self._about, **info})
         membership = GroupMembership(topic, group, about, on_change, vitals, on_question)
         self._is_needed = True
         for channel in (self._keys.presence(self.member), self._keys.changes(topic, group)):
@@ -281,9 +283,14 @@ class Heartbeat:
             client.mark_stale()  # or a replica answered: it counts only its own subscribers
         # after the leases: a server out of memory refuses these writes, and that must cost no lease
         self._registration.confirm(client, memberships, renewed)
-        self._registration.write_vitals(client, memberships, self._loop_lag.report(awake()))
+        self._registration.write_vitals(client, memberships, self._vitals())
         if self._loop is not None and not self._loop.is_closed():
             self._loop_lag.ask(self._loop, awake())
+
+    def _vitals(self) -> dict[str, float]:
+        """What holds for the whole process."""
+        memory = memory_bytes()
+        return self._loop_lag.report(awake()) | ({} if memory is None else {"memory_bytes": memory})
 
     def _touches(self, messages: InFlightMessages) -> Iterator[tuple[Value, ...]]:
         in_flight, names = messages.in_flight(), (messages.stream, messages.dead_letters)

@@ -124,12 +124,13 @@ class Registration:
                 membership.written = info
 
     def write_vitals(
-        self, client: BlockingClient, memberships: Sequence[GroupMembership], lag: Mapping[str, float]
+        self, client: BlockingClient, memberships: Sequence[GroupMembership], own: Mapping[str, float]
     ) -> None:
-        """Only operators read it. A server out of memory refuses the write, and nothing depends on it."""
+        """`own` holds for the whole process. Only operators read it: a server out of memory refuses the write, and
+        nothing depends on it."""
         with self._writing:
             current = [each for each in memberships if self._is_current(each)]
-            texts = [json.dumps({**lag, **each.vitals()}) for each in current]
+            texts = [json.dumps({**own, **each.vitals()}) for each in current]
             names = [self._keys.vitals(each.topic, each.group, self._member) for each in current]
             client.pipelined([("SET", *pair, "PX", self._ttl) for pair in zip(names, texts, strict=True)])
 

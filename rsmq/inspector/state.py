@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rsmq.heartbeat.circles import targets_of
-from rsmq.model.clock import LATEST_MS
+from rsmq.model.call_counts import CallCounts, is_count
+from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.held_name import HeldName, read_holds
 from rsmq.model.layout import Layout, plain_distribution
 from rsmq.model.member import read_info
@@ -22,7 +23,10 @@ from rsmq.redis.topics import Topic
 
 UNKNOWN: Final = -1
 LARGEST_MS: Final = 10**12
+LONGEST_TEXT: Final = 120
+MOST_TEXTS: Final = 10
 NO_WORK: Final = Work()
+NO_CALLS: Final = CallCounts()
 
 Row = Sequence[Any]
 
@@ -124,6 +128,23 @@ class GroupState:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process as it describes itself. Empty or None: it does not say, like those of older versions.
+
+    `memory`: bytes in main memory at its last heartbeat.
+    """
+
+    host: str = ""
+    pid: int | None = None
+    version: str = ""
+    started: datetime | None = None
+    memory: int | None = None
+
+
+NO_PROCESS: Final = ProcessState()
+
+
+@dataclass(frozen=True, slots=True)
 class MemberState:
     """One member of one group.
 
@@ -136,7 +157,8 @@ class MemberState:
     most messages that have not started and do not wait behind a key. `missing_keys`: the keys and codings that messages
     need and it does not have, each with the seconds since the first such message. `outputs_wait_for`: full topics
     into which its handlers have published. `fallback`: the topic, and perhaps the group there, that get what fails for
-    good.
+    good. `calls`: how its calls have gone. `longest`: how long its longest call runs,
+    None if none does. `process`: what its process says of itself. `attempts`, `timeout` and `limits`: of its handler.
     """
 
     topic: str
@@ -157,6 +179,12 @@ class MemberState:
     missing_keys: tuple[tuple[str, int], ...] = ()
     outputs_wait_for: tuple[str, ...] = ()
     fallback: tuple[str, str] | None = None
+    calls: CallCounts = NO_CALLS
+    longest: timedelta | None = None
+    process: ProcessState = NO_PROCESS
+    attempts: int | None = None
+    timeout: timedelta | None = None
+    limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,4 +342,38 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         missing_keys=counts(vital.get("missing_keys")),
         outputs_wait_for=tuple(targets_of(vital)),
         fallback=(str(about["fallback"]), str(about.get("fallback_group", ""))) if "fallback" in about else None,
+        calls=CallCounts.read(vital.get("calls")),
+        longest=span(vital.get("longest_ms")),
+        process=process_state(about, vital),
+        attempts=count_of(about.get("attempts")),
+        timeout=span(about.get("timeout_ms")),
+        limits=texts(about.get("limits")),
     )
+
+
+def process_state(about: Mapping[str, Any], vital: Mapping[str, Any]) -> ProcessState:
+    """From a member's own description and its vitals."""
+    started = count_of(about.get("started_ms"))
+    return ProcessState(
+        host=str(about.get("host", ""))[:LONGEST_TEXT],
+        pid=count_of(about.get("pid")),
+        version=str(about.get("version", ""))[:LONGEST_TEXT],
+        started=None if started is None or started > LATEST_MS else from_epoch_ms(started),
+        memory=count_of(vital.get("memory_bytes")),
+    )
+
+
+def count_of(found: object) -> int | None:
+    """A number that a member may have written, or None."""
+    return found if isinstance(found, int) and is_count(found) else None
+
+
+def span(found: object) -> timedelta | None:
+    """Milliseconds that a member may have written as a duration, or None."""
+    ms = count_of(found)
+    return None if ms is None or ms >= LARGEST_MS else timedelta(milliseconds=ms)
+
+
+def texts(found: object) -> tuple[str, ...]:
+    """Some texts that a member may have written."""
+    return tuple(str(each)[:LONGEST_TEXT] for each in found[:MOST_TEXTS]) if isinstance(found, list) else ()

@@ -13,6 +13,7 @@ from rsmq.model.held_name import HeldName
 from rsmq.model.schedule_run import ScheduleRun
 from rsmq.model.words import count, duration, number
 from rsmq.model.work import Work
+from rsmq.redis.topics import Topic
 
 NONE: Final = "–"
 ARROWS: Final = {"growing": "↑", "shrinking": "↓", "steady": "→"}
@@ -106,3 +107,30 @@ def described(rule: ScheduleRule) -> str:
     if rule.every_ms is not None:
         return f"every {duration(timedelta(milliseconds=rule.every_ms))}"
     return "" if rule.cron is None else f"{rule.cron} {rule.timezone}"
+
+
+def limits_of(topic: Topic) -> dict[str, str]:
+    """What a topic may hold and what it keeps, by name: length, bands, retention, archive. What it has not is left
+    out."""
+    length = "no limit"
+    if topic.max_length:
+        length = f"{count(topic.max_length, 'message')} in a partition, then {topic.on_full}"
+    kept = duration(topic.retention_age)
+    found = {
+        "length": length,
+        "bands": bands_of(topic),
+        "retention": f"settled messages for {kept}, at most {number(topic.retention_length)} in a partition",
+        "archive": "required, nothing is trimmed before `rsmq pipeline archive` has committed it"
+        if topic.archive == "required" else "",
+    }  # fmt: skip
+    return {name: said for name, said in found.items() if said}
+
+
+def bands_of(topic: Topic) -> str:
+    """The bands of a topic with their partitions; empty without."""
+    layout = topic.layout
+    if not layout.has_bands:
+        return ""
+    states = {"added": " (not open yet)", "closed": " (closed)", "open": ""}
+    blocks = [block for band in layout.order if (block := layout.block_of(band)) is not None]
+    return ", ".join(f"{each.band} {each.first}-{each.first + each.count - 1}{states[each.state]}" for each in blocks)

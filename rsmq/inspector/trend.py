@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from rsmq.inspector.state import (
+    NO_CALLS,
     NO_WORK,
     BandState,
     GroupPartition,
@@ -17,6 +18,7 @@ from rsmq.inspector.state import (
     TopicState,
     most_owners,
 )
+from rsmq.model.call_counts import CallCounts
 from rsmq.model.held_name import HeldName
 from rsmq.model.work import Work
 
@@ -40,7 +42,8 @@ class TopicTrend:
 class GroupTrend:
     """A group. `rate_out` is the messages that it settles a second. `growth` is what its backlog grows by a second,
     negative when it shrinks; `empty_in` is None unless it shrinks. `unread` is None where the server does not know
-    it, and so is `backlog`, the sum of `unread` and `work`."""
+    it, and so is `backlog`, the sum of `unread` and `work`. `new_calls`: what its members have told since the earlier
+    snapshot."""
 
     topic: str
     name: str
@@ -60,6 +63,7 @@ class GroupTrend:
     members: tuple[MemberState, ...]
     bands: tuple[BandState, ...] = ()
     holds: tuple[HeldName, ...] = ()
+    new_calls: CallCounts = NO_CALLS
 
     @property
     def most_owners(self) -> int:
@@ -154,7 +158,14 @@ def group_trend(
         shares=after.shares,
         members=tuple(members),
         bands=after.bands,
+        new_calls=calls_since(() if before is None else members_of(earlier, before), members),
     )
+
+
+def calls_since(before: Sequence[MemberState], after: Sequence[MemberState]) -> CallCounts:
+    """What members have told after an earlier look. One that was not there then has told all since."""
+    told = {member.id: member.calls for member in before}
+    return sum((member.calls - told.get(member.id, NO_CALLS) for member in after), NO_CALLS)
 
 
 def added(topic: TopicState) -> int:

@@ -6,7 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, Literal
+from typing import Literal
+
+from rsmq.model.call_counts import BOUNDS
 
 Kind = Literal["counter", "gauge", "histogram"]
 GROUP = ("topic", "group")
@@ -26,10 +28,6 @@ class Metric:
         """The names under which its samples can be asked for."""
         parts = ("_bucket", "_sum", "_count") if self.kind == "histogram" else ("",)
         return tuple(self.name + part for part in parts)
-
-
-BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Seconds: from a handler that only computes to one that waits for a slow service."""
 
 
 class Histogram:

@@ -12,10 +12,11 @@ from typing import Any, Final
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.middleware import Call, Wrapping
+from rsmq.model.call_counts import BOUNDS, SHORT
 from rsmq.model.clock import awake, monotonic
 from rsmq.model.words import installed
 from rsmq.telemetry import metric
-from rsmq.telemetry.metric import BOUNDS, Histogram, Metric, Sample
+from rsmq.telemetry.metric import Histogram, Metric, Sample
 
 COUNTED: Final[dict[str, Metric]] = {
     "settled": metric.SETTLED, "retried": metric.RETRIED, "cancelled": metric.CANCELLED, "buried": metric.BURIED,
@@ -25,7 +26,6 @@ COUNTED: Final[dict[str, Metric]] = {
     "deleted": metric.DELETED, "refused": metric.REFUSED, "not_pending": metric.NOT_PENDING, "reads": metric.READS,
     "opened": metric.OPENED,
 }  # fmt: skip
-SHORT: Final = BOUNDS[0]
 MOST_TENANTS: Final = 3
 MOVES: Final = ("taken", "released", "lost")
 

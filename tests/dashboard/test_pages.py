@@ -19,6 +19,7 @@ from rsmq.dashboard.chart import chart, unbroken
 from rsmq.dashboard.dead_letter import kind_of
 from rsmq.dashboard.html import Live, Row, tag
 from rsmq.dashboard.overview import first, more
+from rsmq.model.words import installed
 from rsmq.sql import Outbox, create_tables
 from rsmq.sql.tables import OUTBOX
 from tests.cli.conftest import Cli, Running
@@ -26,7 +27,7 @@ from tests.servers import Server, wait_until
 
 HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PAGES = [
-    "", "members", "topic/orders", "group/orders/billing", "messages/orders", "delayed/orders",
+    "", "members", "processes", "topic/orders", "group/orders/billing", "messages/orders", "delayed/orders",
     "parked/orders/billing", "dead-letters", "dead-letters/orders/billing", "devices", "connections", "audit",
     "?range=6h",
 ]  # fmt: skip
@@ -34,8 +35,10 @@ MISSING = [
     "topic/nothing", "topic/%00", "topic/..%2f", "group/orders/nothing", "group/nothing/billing", "messages/nothing",
     "message/orders/nothing", "message/orders/0/1-1", "message/nothing/0/1-1",
     "delayed/nothing", "parked/orders/nothing", "dead-letters/orders/nothing", "dead-letter/orders/billing/0/1-1",
-    "dead-letter/orders/billing/x", "device/nothing", "connection/nothing", "nothing", "messages/orders/x",
+    "dead-letter/orders/billing/x", "device/nothing", "connection/nothing", "process/nothing", "nothing",
+    "messages/orders/x",
 ]  # fmt: skip
+CELL = re.compile(r'<td[^>]*data-label="([^"]*)"[^>]*>(.*?)</td>')
 HIDDEN = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
 
 
@@ -93,6 +96,47 @@ def test_field_that_cannot_be_read_answers_400(web: httpx.Client, query: str) ->
     """With a sentence."""
     answer = web.get(f"messages/orders?{query}")
     assert (answer.status_code, "That does not work" in answer.text) == (400, True)
+
+
+def test_handlers_show_failures_durations_and_settings(web: httpx.Client, scene: Cli) -> None:
+    """As the heartbeats tell them: no message is needed to ask."""
+    scene.ok("publish", "orders", "-", stdin='{"n": 1}\n{"n": 2}\n{"bad": "x"}\n')
+
+    def shown() -> dict[str, str]:
+        row = re.search(r'<tr id="handlers:bill">.*?</tr>', web.get("group/orders/billing").text)
+        return {} if row is None else {name: unescape(text) for name, text in CELL.findall(row[0])}
+
+    wait_until(lambda: shown().get("failed") == "1", "the failure is shown")
+    found = shown()
+    assert int(found["settled"]) >= 2
+    assert (found["dead"], found["attempts"], found["timeout"], found["limits"]) == ("1", "5", "none", "none")
+    assert found["p99"] != "–"
+    page = web.get("group/orders/billing").text
+    assert 'aria-label="calls of bill by duration"' in page
+    assert 'aria-label="failures a second"' in page
+
+
+def test_topic_shows_its_limits(web: httpx.Client, scene: Cli) -> None:
+    """As `rsmq topic show` says them."""
+    scene.ok("topic", "set", "small", "--partitions", "1", "--max-length", "5", "--retention-age", "2h")
+    page = web.get("topic/small").text
+    for said in ("5 messages in a partition, then reject", "settled messages for 2 h"):
+        assert said in page
+        assert said in scene.ok("topic", "show", "small")
+
+
+def test_processes_show_host_memory_uptime_and_what_they_serve(web: httpx.Client, worker: Running) -> None:
+    """Each leads to a page of its own, and its start is a mark on the charts."""
+    wait_until(lambda: "iB" in web.get("processes").text, "its memory is told")
+    row = re.search(r'<tr id="processes:[^"]*">.*?</tr>', web.get("processes").text)
+    assert row is not None
+    found = {name: unescape(re.sub("<.*?>", "", text)) for name, text in CELL.findall(row[0])}
+    assert (found["pid"], found["version"]) == (str(worker.process.pid), installed("rsmq"))
+    assert found["process"].startswith(found["host"][:40])
+    assert "orders/billing" in found["serves"]
+    page = web.get(f"process/{found['process']}")
+    assert (page.status_code, found["version"] in page.text, "up for" in page.text) == (200, True, True)
+    assert web.get("processes?q=nothing-like-it").text.count("<tr id=") == 0
 
 
 def test_messages_are_found_by_key_id_and_field(web: httpx.Client, scene: Cli) -> None:

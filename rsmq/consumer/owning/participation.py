@@ -140,6 +140,9 @@ class Participation:
             "ordering": handler.ordering,
             "layout": self._context.topic.layout.version,
             "gc_every": gc.get_threshold()[0] if gc.isenabled() else 0,
+            "attempts": handler.retry.max_attempts,
+            "timeout_ms": None if handler.timeout is None else to_ms(handler.timeout),
+            "limits": handler.limit_texts,
         }
         if self._nodes is not None:
             info[UNREADABLE] = write_numbers(self._nodes.partitions)

@@ -93,6 +93,7 @@ class BatchRunner(Runner):
         if call is not None:
             await self._handle(task_slot, *self._make_messages(raw), call)
             return
+        self.times.note(monotonic() - task_slot.started)
         for each in raw:
             self._settler.add_done(each.origin, [entry_id for entry_id, _ in each.entries])
             self.queue.leave_raw(len(each.entries))
@@ -269,6 +270,7 @@ class BatchRunner(Runner):
             if isinstance(outcome, BatchRolledBack):
                 return batch_outcomes(outcome.outcomes, messages), True
             return [outcome] * len(messages), False
+        self.times.note(monotonic() - task_slot.started)
         task_slot.end()
         return (None if result is None else batch_outcomes(result, messages)), False
 

@@ -35,6 +35,7 @@ from rsmq.handler.middleware import Call
 from rsmq.handler.reader import PayloadReader
 from rsmq.handler.retry import Bury, Outcome, Park
 from rsmq.handler.returned import completed
+from rsmq.model.call_counts import SHORT, CallTimes
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
@@ -74,7 +75,8 @@ class Runner(Pool):
         self._call, self._payload_call = call, payload_call
         self.commit_check = CommitCheck(handler)
         self.reader = PayloadReader(handler.decode) if reader is None else reader
-        self._raw_calls = payload_call and RawCalls(queue, self.reader, payload_call, call)
+        self.times = CallTimes()
+        self._raw_calls = payload_call and RawCalls(queue, self.reader, payload_call, call, self.times)
         if payload_call is not None:
             queue.serve_raw()
         self.is_starved = False
@@ -133,7 +135,7 @@ class Runner(Pool):
         reader, call, cancelling = self.reader, self._call, task_slot.task.cancelling
         decode, has_more = reader.plain, reader.has_more
         context = self._context
-        running = self._running
+        running, note, counts = self._running, self.times.note, self.times.counts
         while True:
             while ready:
                 message, rest = take(), None
@@ -176,6 +178,10 @@ class Runner(Pool):
                 except BaseException as error:
                     self._leave_to_next(task_slot, message, lane, self._outcome(task_slot, error))
                     return
+                if (took := monotonic() - task_slot.started) <= SHORT:
+                    counts[0] += 1
+                else:
+                    note(took)
                 if cancelling():  # it was cancelled, and returned all the same
                     self._leave_to_next(task_slot, message, lane, None)
                     return
@@ -324,7 +330,10 @@ class Runner(Pool):
         is_marked = message.entry_id in lane.cancels
         if isinstance(outcome, CannotDecode) and not is_marked and (wait := self._wait_for_key(message, outcome)):
             return wait if lifetime is None else replace(wait, delay=min(wait.delay, max(timedelta(0), lifetime)))
-        return conclude(outcome, message.attempt, self.handler.retry, age, lifetime, is_marked=is_marked)
+        conclusion = conclude(outcome, message.attempt, self.handler.retry, age, lifetime, is_marked=is_marked)
+        if isinstance(conclusion, Bury) or (isinstance(conclusion, Park) and conclusion.is_counted):
+            self._stats["failed"] += 1
+        return conclusion
 
     def _wait_for_key(self, message: Message, error: CannotDecode) -> Park | None:
         """How long a message waits that could not be decoded. None: no longer, or its handler has raised the error."""
@@ -352,6 +361,7 @@ class Runner(Pool):
         """
         if is_from_signal(error) or not is_running_in(task_slot.task):
             raise error
+        self.times.note(monotonic() - task_slot.started)
         reason = task_slot.end()
         if isinstance(error, asyncio.CancelledError):
             if reason == "timeout":

@@ -14,6 +14,7 @@ from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.middleware import Call
 from rsmq.handler.reader import PayloadReader
 from rsmq.handler.returned import is_unfinished
+from rsmq.model.call_counts import CallTimes
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 
@@ -94,8 +95,11 @@ class RawCalls:
     message.
     """
 
-    def __init__(self, queue: Queue, reader: PayloadReader, payload_call: Call, call: Call) -> None:
+    def __init__(
+        self, queue: Queue, reader: PayloadReader, payload_call: Call, call: Call, times: CallTimes
+    ) -> None:
         self._queue = queue
+        self._times = times
         self._reader = reader
         self._payload_call = payload_call
         self._call = call
@@ -150,6 +154,8 @@ class RawCalls:
             if copy_context() != context:
                 break
         task_slot.messages = ()
+        if done:
+            self._times.note_burst(monotonic() - began, len(done), TURN)
         number = len(done) + (rest is not None)
         if limit is not None:
             limit.start(number)
