@@ -12,6 +12,7 @@ from starlette.datastructures import FormData
 from rsmq.control import Cancel, Holding, Reschedule, Schedules
 from rsmq.control.audit import State
 from rsmq.dashboard.page import Visit, time_given
+from rsmq.dashboard.publishing import headers_given, payload_given
 from rsmq.dashboard.queries import MOST_LETTERS, PageNotFound, PageRefused
 from rsmq.dashboard.roles import Role
 from rsmq.dlq import Selection, read_fields
@@ -20,7 +21,8 @@ from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.schedules import look_up
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms
-from rsmq.model.words import count
+from rsmq.model.duration import checked_duration
+from rsmq.model.words import count, duration
 from rsmq.redis.streams import reset_group, set_paused
 
 MOST_CHOSEN: Final = max(MOST_LETTERS, 500)
@@ -268,6 +270,30 @@ async def reschedule_message(wanted: ActionForm) -> Action:
     return Action(question, "run now" if due_ms is None else "reschedule", act)
 
 
+async def publish(wanted: ActionForm) -> Action:
+    """Publish a new message, with the fields that were written."""
+    visit, form, text = wanted.visit, wanted.form, wanted.form.get("payload")
+    topic, key = await visit.queries.topic(wanted.topic), wanted.value("key") or None
+    payload = payload_given(text if isinstance(text, str) else "", wanted.value("kind"))
+    given = form.get("headers")
+    headers = headers_given(given if isinstance(given, str) else "")
+    delay = delay_given(wanted.value("delay"))
+
+    async def act() -> str:
+        ref = await visit.room.producer.publish(topic.name, payload, key=key, headers=headers or None, delay=delay)
+        return f"published {ref}"
+
+    when = "" if delay is None else f" It is delivered in {duration(delay)}."
+    named = "without a key" if key is None else f"with key {key!r}"
+    question = f"Publish a new message {named} to {topic.name}? Every group of the topic gets it.{when}"
+    return Action(question, "publish", act)
+
+
+def delay_given(text: str) -> timedelta | None:
+    """The delay of a form; None for none. Raises ConfigError."""
+    return checked_duration("delay", text) if text else None
+
+
 async def run_now(wanted: ActionForm) -> Action:
     """Publish a schedule once, beside its ticks."""
     queries, name = wanted.visit.queries, wanted.value("schedule")
@@ -373,6 +399,7 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "move-delayed": (Role.ACT, move_waiting),
     "move-parked": (Role.ACT, move_waiting),
     "reschedule": (Role.ACT, reschedule_message),
+    "publish": (Role.ACT, publish),
     "cancel": (Role.ADMIN, cancel),
     "cancel-delayed": (Role.ADMIN, cancel_waiting),
     "cancel-parked": (Role.ADMIN, cancel_waiting),

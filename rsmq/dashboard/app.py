@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rsmq.control.audit import Audit
-from rsmq.dashboard import connection, dead_letter, device, message, overview, process, schedule
+from rsmq.dashboard import connection, dead_letter, device, message, overview, process, publishing, schedule, search
 from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.actions import Action, ActionForm, prepare
 from rsmq.dashboard.history import HistorySampler
@@ -39,6 +39,7 @@ from rsmq.model.extension import Extension, extensions
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import Beside
 from rsmq.model.settings import Settings
+from rsmq.producer import Producer
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.embedded.server import server_for
 from rsmq.redis.wire.url import database_of
@@ -54,6 +55,8 @@ Build = Callable[..., Awaitable[Page]]
 PAGES: Final[dict[str, Build]] = {
     "/": overview.overview,
     "/members": overview.members,
+    "/search": search.search,
+    "/publish/{topic}": publishing.publish_form,
     "/processes": process.processes,
     "/process/{name}": process.process,
     "/topic/{name}": overview.topic,
@@ -124,11 +127,13 @@ class Dashboard:
             keys = Keys(settings.prefix, database_of(settings.url))
             self._inspector = Inspector(client, keys, settings)
             queries, history = Queries(client, keys, settings), HistorySampler(client, keys, self._inspector)
+            producer = Producer(client, keys, settings, queries.topics)
 
             async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
                 async with anyio.create_task_group() as self._tasks:
                     await self._tasks.start(queries.poller.run)
                     await self._tasks.start(history.run)
+                    await self._tasks.start(producer.run)
                     task_status.started()
 
             async with Beside(run):
@@ -136,7 +141,7 @@ class Dashboard:
                     WaitingMessages(client, keys, settings, queries.encoding),
                     tuple(each.name for each in self._added),
                 )
-                self._room = Room(queries, waiting, history, Audit(client, keys), names)
+                self._room = Room(queries, waiting, history, Audit(client, keys), producer, names)
                 yield
                 self._room = None
 

@@ -9,7 +9,8 @@ from rsmq.dashboard.actions import selection_of
 from rsmq.dashboard.html import Content, Html, Row, about, block, hidden, link, table, tag, text_field
 from rsmq.dashboard.message import box, failed_table, select_all
 from rsmq.dashboard.page import Page, Visit
-from rsmq.dashboard.queries import MOST_LETTERS, PREVIEW, as_text
+from rsmq.dashboard.payload import payload_block
+from rsmq.dashboard.queries import MOST_LETTERS, PREVIEW
 from rsmq.dashboard.roles import Role
 from rsmq.dlq import DeadLetter
 from rsmq.model.words import count, number
@@ -128,13 +129,17 @@ async def dead_letter(visit: Visit, topic: str, group: str, letter: str) -> Page
     }  # fmt: skip
     back = visit.url("dead-letters", topic, group)
     subject = {"topic": topic, "group": group, "id": found.id}
+    again = visit.url("publish", topic, group=group, letter=found.id)
+    may_publish = found.data is not None and visit.visitor.may(Role.ACT, topic)
     return Page(
         f"Dead letter {found.id}",
         [
             visit.action("replay", "replay", Role.ACT, topic, subject), about(values),
             failed_table(found.history, group),
             [tag("h2", "Traceback"), block(found.traceback, "traceback")] if found.traceback else None,
-            tag("h2", "Payload"), block(f"({found.sealed})" if found.sealed else as_text(found.data), "payload"),
+            tag("h2", "Payload"),
+            block(f"({found.sealed})", "payload") if found.sealed else payload_block(found.data),
+            tag("p", link("publish a copy as a new message, or edit it first", again)) if may_publish else None,
         ],
         crumbs=[("Dead letters", visit.url("dead-letters")), (f"{group} of {topic}", back)],
     )  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rsmq.control.audit import SHOWN, AuditEntry
 from rsmq.dashboard.html import Row, about, block, link, table, tag, text_field
 from rsmq.dashboard.page import Page, Visit
-from rsmq.dashboard.queries import MOST_DEVICES, PageNotFound, as_text
+from rsmq.dashboard.payload import readable
+from rsmq.dashboard.queries import MOST_DEVICES, PageNotFound
 from rsmq.dashboard.roles import Role
 from rsmq.errors import Malformed
 from rsmq.inspector.text import timestamp
@@ -80,7 +81,7 @@ def about_letter(letter: Letter) -> str:
 def text_of(letter: Letter) -> str:
     """Its payload as text."""
     try:
-        return as_text(letter.data)
+        return readable(letter.data)
     except Malformed as error:
         return f"(unreadable: {error})"
 

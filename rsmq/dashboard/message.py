@@ -9,6 +9,7 @@ from typing import Final
 from rsmq.control import MessageStatus
 from rsmq.dashboard.html import Content, Html, Row, about, block, button, choice, hidden, link, table, tag, text_field
 from rsmq.dashboard.page import Page, Visit, time_given
+from rsmq.dashboard.payload import payload_block
 from rsmq.dashboard.queries import MOST_SCANNED, PREVIEW, BrowsedMessage, MessageSearch, PageNotFound
 from rsmq.dashboard.roles import Role
 from rsmq.dashboard.waiting import MOST, WaitingMessage
@@ -110,10 +111,17 @@ async def message(visit: Visit, topic: str, message_id: str, key: str | None = N
         f"Message {message_id}",
         [
             about(values), None if status is None else where(visit, status, {"topic": topic, "message": message_id}),
-            [tag("h2", "Payload"), block(entry.text, "payload")] if entry is not None else None,
+            [tag("h2", "Payload"), payload_of(visit, topic, message_id, key, entry)] if entry is not None else None,
         ],
         crumbs=crumbs(visit, topic),
     )  # fmt: skip
+
+
+def payload_of(visit: Visit, topic: str, message_id: str, key: str | None, entry: BrowsedMessage) -> list[Content]:
+    """The payload of a message, and the way to a new message that begins with it."""
+    again = visit.url("publish", topic, message=message_id, **key_of(key))
+    edit = link("publish a copy, or edit it first", again) if visit.visitor.may(Role.ACT, topic) else None
+    return [payload_block(entry.data) if entry.data is not None else block(entry.text, "payload"), tag("p", edit)]
 
 
 def where(visit: Visit, status: MessageStatus, subject: dict[str, str]) -> list[Content]:

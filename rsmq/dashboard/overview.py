@@ -102,6 +102,8 @@ async def topic(visit: Visit, name: str) -> Page:
     visit.check(name)
     found, board = await visit.queries.topic(name), only(await visit.board(), name)
     links = [link("messages", visit.url("messages", name)), link("delayed", visit.url("delayed", name))]
+    if visit.visitor.may(Role.ACT, name):
+        links.append(link("publish", visit.url("publish", name)))
     keys, queries = visit.queries.keys, visit.queries
     schedules = await look_up(queries.client, keys, queries.topics, name)
     rows = [row_of(visit, each) for each in schedules]

@@ -18,6 +18,7 @@ from rsmq.dashboard.roles import Role, Visitor
 from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.errors import ConfigError
 from rsmq.inspector.trend import Board
+from rsmq.producer import Producer
 
 PAGES: Final = (
     ("Overview", ""), ("Members", "members"), ("Processes", "processes"), ("Schedules", "schedules"),
@@ -33,6 +34,7 @@ class Room:
     waiting: WaitingMessages
     history: HistorySampler
     audit: Audit
+    producer: Producer
     added: tuple[str, ...] = ()
     """Names of the pages that other distributions add."""
 
@@ -138,8 +140,12 @@ def frame(visit: Visit, page: Page, note: str = "") -> Html:
         tag("a", text, href=visit.url(*([path] if path else [])), aria_current="page" if page.title == text else None)
         for text, path in pages
     ]
+    find = tag(
+        "form", tag("input", name="find", type="search", placeholder="id, key or name", aria_label="search all topics",
+                    value=visit.given("find") or None), action=visit.url("search"), class_="find", role="search",
+    )  # fmt: skip
     nav = tag(
-        "header", tag("strong", "rsmq"), tag("nav", links),
+        "header", tag("strong", "rsmq"), tag("nav", links, aria_label="pages"), find,
         tag("span", f"prefix {queries.keys.prefix}", class_="dim"),
         tag("span", word_for(visitor), class_="dim"),
     )  # fmt: skip

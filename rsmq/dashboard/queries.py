@@ -26,7 +26,7 @@ from rsmq.inspector.trend import Board, compare
 from rsmq.model.clock import from_epoch_ms, monotonic
 from rsmq.model.encoding import PLAIN, Encoding
 from rsmq.model.keys import Keys
-from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.message import JSON, Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
@@ -152,6 +152,11 @@ class BrowsedMessage:
     headers: str
     text: str
     data: bytes | None
+    kind: str = JSON
+    """The content type."""
+    header_pairs: tuple[tuple[str, str], ...] = ()
+    encoding: str = ""
+    """How its payload was stored, such as `zstd;a256gcm=k7`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +229,12 @@ class Queries:
                 return found
         raise PageNotFound(f"topic {topic!r} has no group {group!r}")
 
-    async def messages(self, topic: str, wanted: MessageSearch) -> tuple[list[BrowsedMessage], bool]:
+    async def messages(
+        self, topic: str, wanted: MessageSearch, most_scanned: int = MOST_SCANNED
+    ) -> tuple[list[BrowsedMessage], bool]:
         """The newest that match, newest first, at most MOST_MESSAGES, and whether there are older ones.
 
-        Consumes nothing. With conditions, those among the MOST_SCANNED newest of the partitions that may have them.
+        Consumes nothing. With conditions, those among the `most_scanned` newest of the partitions that may have them.
         """
         found = await self.topic(topic)
         partitions: Sequence[int] = found.numbers
@@ -235,7 +242,7 @@ class Queries:
             partitions = (wanted.partition,)
         elif wanted.key:
             partitions = [block.partition_for(wanted.key) for block in found.layout.blocks]
-        most = MOST_SCANNED // len(partitions) if wanted.is_filter else MOST_MESSAGES + 1
+        most = most_scanned // len(partitions) if wanted.is_filter else MOST_MESSAGES + 1
         entries = [entry for each in partitions for entry in await self._newest(topic, each, wanted, most)]
         entries.sort(key=lambda entry: parse_stream_id(entry.id.encode()), reverse=True)
         return entries[:MOST_MESSAGES], len(entries) > MOST_MESSAGES
@@ -379,7 +386,10 @@ def read_entry(
         sealed = message.open(encoding)
         text = f"({sealed})" if sealed else as_text(message.data)
         data = None if sealed else message.data
-        return BrowsedMessage(origin.partition, stream_id, at, message.key or "", message.id, headers, text, data)
+        return BrowsedMessage(
+            origin.partition, stream_id, at, message.key or "", message.id, headers, text, data, message.type,
+            tuple(message.headers.items()), message.encoding or "",
+        )  # fmt: skip
     except Malformed as error:
         return BrowsedMessage(origin.partition, stream_id, at, "", "", "", f"(unreadable: {error})", None)
 

@@ -19,6 +19,7 @@ from rsmq.dashboard.chart import chart, unbroken
 from rsmq.dashboard.dead_letter import kind_of
 from rsmq.dashboard.html import Live, Row, tag
 from rsmq.dashboard.overview import first, more
+from rsmq.dashboard.payload import readable
 from rsmq.model.words import installed
 from rsmq.sql import Outbox, create_tables
 from rsmq.sql.tables import OUTBOX
@@ -114,6 +115,68 @@ def test_handlers_show_failures_durations_and_settings(web: httpx.Client, scene:
     page = web.get("group/orders/billing").text
     assert 'aria-label="calls of bill by duration"' in page
     assert 'aria-label="failures a second"' in page
+
+
+def test_search_finds_an_id_a_key_and_names_in_all_topics(web: httpx.Client, scene: Cli) -> None:
+    """Its field is on every page; what it cannot find it says."""
+    first = scene.ok("publish", "found-here", '{"n": 1}', "--key", "k-search").strip()
+    scene.ok("publish", "found-there", "2", "--key", "k-search")
+    assert 'action="/search"' in web.get("audit").text
+    by_id = web.get("search", params={"find": first}).text
+    assert (by_id.count("<code>"), "topic/found-here" in by_id) == (1, True)
+    by_key = web.get("search", params={"find": "k-search"}).text
+    assert (by_key.count("<code>"), "topic/found-there" in by_key) == (2, True)
+    named = web.get("search", params={"find": "found-"}).text
+    assert ("no message has this id" in named, "topic/found-here" in named) == (True, True)
+    assert web.get("search?find=%00%ff").status_code == 200
+    assert web.get("search").status_code == 200
+
+
+def test_json_is_spread_over_lines_and_its_values_stay(web: httpx.Client, scene: Cli) -> None:
+    """Every character of a number or a text is as it was sent."""
+    text = '{"a":1.10,"b":[],"c":{"d":"x, y: {z}\\""},"e":[1,2e400],"f":12345678901234567890}'
+    shown = '{\n  "a": 1.10,\n  "b": [],\n  "c": {\n    "d": "x, y: {z}\\""\n  },\n  "e": [\n    1,\n    2e400\n  ],'
+    assert readable(text.encode()).startswith(shown)
+    assert [readable(each) for each in (b"{broken", b"\xff", b"5", None)] == ["{broken", "\\xff", "5", "(none)"]
+    assert json.loads(readable(b'[{"a": "\\u00e9\\n"}, null, true]')) == [{"a": "é\n"}, None, True]
+    deep = b"[" * 3000 + b"]" * 3000
+    assert readable(deep) == deep.decode() or json.loads(readable(deep)) is not None
+
+
+def test_message_is_published_copied_and_edited(web: httpx.Client, scene: Cli) -> None:
+    """As a new message with its own id, after a question, with an entry of the audit; text stays text."""
+    scene.ok("topic", "set", "copies", "--partitions", "1")
+    assert "publish/copies" in web.get("topic/copies").text
+    fields = {"topic": "copies", "back": "/topic/copies", "kind": "json", "key": "k", "delay": "", "headers": "a=b=c"}
+    question = ask(web, "publish", **fields, payload='{\r\n  "n": 1\r\n}')
+    assert "Publish a new message with key 'k' to copies? Every group of the topic gets it." in question
+    assert "published " in do(web, "publish", **fields, payload='{\r\n  "n": 1\r\n}')
+    (first,) = [json.loads(line) for line in scene.ok("tail", "copies", "--json").splitlines()]
+    assert (first["data"], first["key"], first["headers"]) == ({"n": 1}, "k", {"a": "b=c"})
+    form = web.get(f"publish/copies?message={first['id']}&key=k").text
+    assert ("&quot;n&quot;: 1" in form, 'value="k"' in form, "a=b=c" in form) == (True, True, True)
+    do(web, "publish", **{**fields, "kind": "text"}, payload="1.10")
+    do(web, "publish", **{**fields, "delay": "1h"}, payload="2")
+    second = json.loads(scene.ok("tail", "copies", "-n", "1", "--json"))
+    assert (second["data"], second["type"], second["id"] != first["id"]) == ("1.10", "text/plain", True)
+    assert scene.json("topic", "show", "copies")["delayed"] == 1
+    assert web.get("audit").text.count(">publish<") >= 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"payload": "{"}, "the payload is not valid JSON"),
+        ({"payload": "0.1234567890123456789012"}, "cannot be kept exactly"),
+        ({"payload": "NaN"}, "JSON has no NaN"),
+        ({"payload": "1", "headers": "x"}, "is not a header"),
+        ({"payload": "1", "delay": "5"}, "it has no unit"),
+    ],
+)
+def test_wrong_field_of_a_new_message_is_refused(web: httpx.Client, fields: dict[str, str], said: str) -> None:
+    """With a sentence, and nothing is published."""
+    answer = web.post("do/publish", data={"topic": "orders", "kind": "json", **fields})
+    assert (answer.status_code, said in unescape(answer.text)) == (400, True), answer.text
 
 
 def test_topic_shows_its_limits(web: httpx.Client, scene: Cli) -> None:
@@ -250,7 +313,7 @@ def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Cli
     mine = scene.ok("publish", "orders", '{"n": 7}', "--delay", "2h", "--key", "k/7").strip()
     page = unescape(web.get("messages/orders", params={"id": mine}).text)
     assert scene.ok("trace", mine, "--topic", "orders").partition(": ")[2].partition(", key")[0].strip() in page
-    assert '<pre data-payload>{"n":7}</pre>' in page
+    assert '<pre data-payload>{\n  "n": 7\n}</pre>' in page
     subject = {"topic": "orders", "message": mine, "key": "k/7"}
     assert f"Make message {mine} of orders due at 2099-01-01 00:00:00 UTC? It is delayed until" in ask(
         web, "reschedule", **subject, when="at", at="2099-01-01T00:00"

@@ -48,9 +48,9 @@ async def statuses(web: httpx.AsyncClient, who: str) -> dict[str, int]:
     pages = ["/", "/topic/orders", "/topic/secret", "/messages/secret", "/devices", "/group/secret/billing",
              "/delayed/secret", "/dead-letters/secret/billing", "/parked/secret/billing"]  # fmt: skip
     found = {page: (await web.get(page, headers={"who": who})).status_code for page in pages}
-    for action in ("pause", "purge"):
+    for action in ("pause", "purge", "publish"):
         for topic in ("orders", "secret"):
-            form = {"topic": topic, "group": "billing"}
+            form = {"topic": topic, "group": "billing", "payload": "1"}
             found[f"{action} {topic}"] = (await web.post(f"/do/{action}", data=form, headers={"who": who})).status_code
     return found
 

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "codecs": "errors model",
     "sql": "errors handler model redis",
     "telemetry": "broker consumer errors handler heartbeat inspector model producer redis",
-    "dashboard": "codecs control dlq errors inspector model persistence redis",
+    "dashboard": "codecs control dlq errors inspector model persistence producer redis",
     "pipeline": "dlq errors inspector model persistence redis",
     "testing": "broker consumer dlq errors handler inspector model producer redis",
     "asgi": "broker errors persistence",

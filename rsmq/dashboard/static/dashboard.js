@@ -6,6 +6,29 @@ function element(markup) {
   return made.content.firstElementChild;
 }
 
+// Adds the time of this machine beside each time in UTC, where the two differ.
+const UTC_TIME = /^(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z| UTC)?(?= |$)/;
+function addLocalTimes(root) {
+  const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    if (UTC_TIME.test(node.data) && node.parentElement.closest("td, dd") && !node.parentElement.closest("code, pre, a"))
+      found.push(node);
+  }
+  for (const node of found) {
+    const [whole, day, time] = node.data.match(UTC_TIME);
+    const at = new Date(`${day}T${time}Z`);
+    if (!at.getTimezoneOffset() || isNaN(at)) continue;
+    const local = new Date(at - at.getTimezoneOffset() * 60000).toISOString();
+    const text = local.startsWith(day) ? local.slice(11, 19) : `${local.slice(0, 10)} ${local.slice(11, 19)}`;
+    const made = document.createElement("span");
+    made.className = "local";
+    made.textContent = ` (${text} here)`;
+    node.parentElement.insertBefore(made, node.splitText(whole.length));
+  }
+}
+
 function begin() {
   const address = new URL(location.href);
   address.searchParams.set("live", "1");
@@ -14,7 +37,11 @@ function begin() {
   events.onmessage = (event) => {
     for (const [id, markup] of Object.entries(JSON.parse(event.data))) {
       const old = document.getElementById(id);
-      if (old && !old.contains(document.activeElement)) old.replaceWith(element(markup));
+      if (old && !old.contains(document.activeElement)) {
+        const made = element(markup);
+        old.replaceWith(made);
+        addLocalTimes(made);
+      }
     }
     document.body.dataset.connected = "yes";
   };
@@ -35,4 +62,5 @@ for (const all of document.querySelectorAll("input[data-all]")) {
     for (const each of all.form.querySelectorAll("input[name=id]")) each.checked = all.checked;
   });
 }
+addLocalTimes(document.querySelector("main") ?? document.body);
 if (document.querySelector("main[data-live]")) begin();
