@@ -9,6 +9,9 @@ from typing import Any, Final
 
 VOID: Final = ("input", "br", "link", "meta", "hr")
 
+IDS: Final = frozenset({"id", "stream id", "message id", "member", "process", "owner", "leader"})
+"""Columns whose values stay on one line where there is room: a break would look like the end of one."""
+
 Content = Any
 """Text, a number, `Html`, or an iterable of these. None is nothing."""
 
@@ -95,7 +98,10 @@ def table(columns: Sequence[str], rows: Sequence[Row], nothing: str, name: str |
     """A table; a column that starts with `#` holds numbers."""
     if not rows:
         return tag("div", tag("p", nothing, class_="nothing"), id=name)
-    heads = [tag("th", each.removeprefix("#"), class_="n" if each.startswith("#") else None) for each in columns]
+    heads = [
+        tag("th", each.removeprefix("#"), class_="n" if each.startswith("#") else None) if each else tag("td")
+        for each in columns
+    ]
     body = [as_row(columns, row, f"{name}:{row.key}" if name else None) for row in rows]
     made = tag("table", tag("thead", tag("tr", heads)), tag("tbody", body))
     return tag("div", made, id=name, class_="wide")
@@ -104,7 +110,12 @@ def table(columns: Sequence[str], rows: Sequence[Row], nothing: str, name: str |
 def as_row(columns: Sequence[str], row: Row, name: str | None) -> Html:
     """One line. On a narrow screen each cell shows the name of its column."""
     cells = [
-        tag("td", cell, class_="n" if column.startswith("#") else None, data_label=column.removeprefix("#"))
+        tag(
+            "td",
+            cell,
+            class_="n" if column.startswith("#") else "id" if column in IDS else None,
+            data_label=column.removeprefix("#"),
+        )
         for column, cell in zip(columns, row.cells, strict=True)
     ]
     return tag("tr", cells, id=name, class_=row.mark or None)

@@ -14,7 +14,7 @@ class Role(IntEnum):
 
     NONE = 0  # the topic does not exist for this visitor
     LOOK = 1  # see everything, payloads too
-    ACT = 2  # replay, run now, move, cancel, pause, resume, end a hold
+    ACT = 2  # publish, replay, run now, move, cancel, pause, resume, end a hold
     ADMIN = 3  # purge, reset: what cannot be undone
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,13 @@ CONTRAST = """
 }
 """
 """Texts with less than the contrast that WCAG asks for (4.5, and 3 for lines)."""
+
+
+EVERY_PAGE = (
+    "", "members", "processes", "topic/orders", "group/orders/billing", "messages/orders", "delayed/orders",
+    "dead-letters", "dead-letters/orders/billing", "schedules", "schedule/ticks/clock", "devices", "device/phone-1",
+    "connections", "audit",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +121,7 @@ def test_pages_are_legible_and_fit_a_phone(url: str, browser: Browser, scheme: s
     """Every text and every line of a chart has enough contrast, and no page is wider than its window."""
     context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
-    for path in ("", "group/orders/billing", "topic/orders", "dead-letters/orders/billing", "delayed/orders",
-                 "messages/orders", "devices", "device/phone-1", "connections", "topic/nothing"):  # fmt: skip
+    for path in (*EVERY_PAGE, "topic/nothing"):
         page.goto(url + path)
         if path == "":
             expect(page.locator("#chart-0 polyline").first).to_be_attached()
@@ -123,6 +130,37 @@ def test_pages_are_legible_and_fit_a_phone(url: str, browser: Browser, scheme: s
         assert page.evaluate(CONTRAST) == [], (path, scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
     context.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing(url: str, browser: Browser, scheme: Any, width: int) -> None:
+    """On any page: names of fields, order of headings, roles, contrast, tables."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, found = context.new_page(), dict[str, list[str]]()
+    for path in (*EVERY_PAGE, "search?find=c-1", "publish/orders"):
+        page.goto(url + path)
+        found[path] = [f"{each['id']}: {each['nodes'][0]['html']}" for each in axe.run(page).response["violations"]]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    context.close()
+    assert {path: violations for path, violations in found.items() if violations} == {}
+
+
+def test_times_of_this_place_are_beside_those_in_utc(url: str, browser: Browser) -> None:
+    """In tables and lists; a browser whose zone is UTC shows none."""
+    for zone in ("Asia/Seoul", "UTC"):
+        context = browser.new_context(timezone_id=zone)
+        page = context.new_page()
+        page.goto(f"{url}dead-letters/orders/billing")
+        expect(page.locator("tbody tr").first).to_be_visible()
+        if zone == "UTC":
+            expect(page.locator(".local")).to_have_count(0)
+        else:
+            expect(page.locator("tbody .local").first).to_be_visible()
+            text = page.locator('td[data-label="died (UTC)"]').first.inner_text()
+            at, here = re.findall(r"\d\d:\d\d:\d\d", text)
+            assert (int(here[:2]) - int(at[:2])) % 24 == 9
+        context.close()
 
 
 def test_lost_dashboard_is_said(start: Callable[..., Running], browser: Browser) -> None:

@@ -29,6 +29,9 @@ PATHS = {
     "device": "device/phone-1",
     "schedules": "schedules",
     "group": "group/orders/billing",
+    "processes": "processes",
+    "publish": "publish/orders",
+    "search": "search?find=c-1",
 }
 SIZES = {"light": (1200, 900), "dark": (1200, 900), "phone": (360, 900)}
 STEADY = """

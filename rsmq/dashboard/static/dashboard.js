@@ -22,10 +22,13 @@ function addLocalTimes(root) {
     if (!at.getTimezoneOffset() || isNaN(at)) continue;
     const local = new Date(at - at.getTimezoneOffset() * 60000).toISOString();
     const text = local.startsWith(day) ? local.slice(11, 19) : `${local.slice(0, 10)} ${local.slice(11, 19)}`;
-    const made = document.createElement("span");
-    made.className = "local";
-    made.textContent = ` (${text} here)`;
-    node.parentElement.insertBefore(made, node.splitText(whole.length));
+    const local_time = document.createElement("span");
+    local_time.className = "local";
+    local_time.textContent = ` (${text} here)`;
+    const both = document.createElement("span");
+    node.replaceWith(both);
+    both.append(node, local_time);
+    if (node.data.length > whole.length) both.append(node.splitText(whole.length));
   }
 }
 
