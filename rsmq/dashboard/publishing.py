@@ -82,7 +82,9 @@ async def draft_of(visit: Visit, topic: str) -> tuple[Draft, str]:
 def refuse_encrypted(encoding: str) -> None:
     """Raise ConfigError for a payload that was encrypted, also if it could be read: its copy would not be."""
     if "=" in encoding:  # the key of a cipher
-        raise ConfigError(f"the payload was encrypted ({encoding}), and a copy would not be: publish it with its broker")
+        raise ConfigError(
+            f"the payload was encrypted ({encoding}), and a copy would not be: publish it with its broker"
+        )
 
 
 def drafted(data: bytes | None, kind: str, key: str | None, headers: dict[str, str]) -> Draft:

@@ -24,7 +24,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import Snapshot, TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.clock import from_epoch_ms, monotonic
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import ENC, PLAIN, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
@@ -388,10 +388,16 @@ def read_entry(
         data = None if sealed else message.data
         return BrowsedMessage(
             origin.partition, stream_id, at, message.key or "", message.id, headers, text, data, message.type,
-            tuple(message.headers.items()), message.encoding or "",
+            tuple(message.headers.items()), encoding_of(fields),
         )  # fmt: skip
     except Malformed as error:
         return BrowsedMessage(origin.partition, stream_id, at, "", "", "", f"(unreadable: {error})", None)
+
+
+def encoding_of(fields: list[bytes]) -> str:
+    """How the payload of an entry is stored; empty for one that is as it was published."""
+    stored = dict(zip(fields[::2], fields[1::2], strict=False)).get(ENC, b"")
+    return stored.decode(errors="backslashreplace")
 
 
 def moment(ms: int) -> str:

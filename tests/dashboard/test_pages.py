@@ -163,6 +163,18 @@ def test_message_is_published_copied_and_edited(web: httpx.Client, scene: Cli) -
     assert web.get("audit").text.count(">publish<") >= 3
 
 
+def test_copy_of_what_no_field_can_show_is_refused(web: httpx.Client, feed: Callable[..., None], scene: Cli) -> None:
+    """Bytes; and what was encrypted, because a copy would be plain text."""
+    scene.ok("topic", "set", "sealed", "--partitions", "1")
+    feed("sealed", ["x"], enc="a256gcm=k7", id="m-1")
+    feed("sealed", ["x"], type="application/octet-stream", id="m-2")
+    ids = [json.loads(line)["stream_id"] for line in scene.ok("tail", "sealed", "--json").splitlines()]
+    answers = [web.get("publish/sealed", params={"message": f"0/{each}"}) for each in ids]
+    assert [each.status_code for each in answers] == [400, 400]
+    assert "the payload was encrypted (a256gcm=k7), and a copy would not be" in answers[0].text
+    assert "only JSON and text can" in answers[1].text
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -95,9 +95,7 @@ class RawCalls:
     message.
     """
 
-    def __init__(
-        self, queue: Queue, reader: PayloadReader, payload_call: Call, call: Call, times: CallTimes
-    ) -> None:
+    def __init__(self, queue: Queue, reader: PayloadReader, payload_call: Call, call: Call, times: CallTimes) -> None:
         self._queue = queue
         self._times = times
         self._reader = reader
