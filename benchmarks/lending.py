@@ -9,10 +9,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tenacity import wait_fixed
+
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
+from rsmq.handler.breaker import Breaker
+from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.rate_limit import Rate
-from rsmq.handler.retry import Hold
+from rsmq.handler.retry import Hold, RetryPolicy
 from rsmq.model.message import Message
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
@@ -106,11 +110,82 @@ async def busy_provider(server: ThrowawayServer) -> str:
     return f"{len(members.starts)} calls, {counted} counted, {len(attempts)} handled"
 
 
+async def provider_is_down(server: ThrowawayServer) -> str:
+    """Calls of a provider that fails for two seconds, with a breaker of five failures and half a second."""
+    calls, handled, began = 0, 0, time.monotonic()
+    broker = Broker(Settings(url=server.url, partitions=PARTITIONS, preflight="warn"))
+    breaker = Breaker(failures=5, hold="500ms", by=lambda _: "twilio")
+
+    @broker.handler("t", group="g", concurrency=5, breaker=breaker, retry=RetryPolicy(wait=wait_fixed(0.01)))
+    async def handle(_order: dict[str, Any]) -> None:
+        nonlocal calls, handled
+        if time.monotonic() < began + 2:
+            calls += 1
+            raise ConnectionError("down")
+        handled += 1
+
+    async with broker.running():
+        began = time.monotonic()
+        await broker.publish_many("t", [{"k": f"k{n}"} for n in range(MESSAGES)], key=lambda item: str(item["k"]))
+        await until(lambda: handled >= MESSAGES)
+    return f"{calls} calls, {handled} handled"
+
+
+async def costs(server: ThrowawayServer) -> str:
+    """The most tokens within a second of messages that cost ten each, and say afterwards that they have cost five."""
+    spent, broker = list[float](), Broker(Settings(url=server.url, partitions=PARTITIONS, preflight="warn"))
+
+    @broker.handler("t", group="g", concurrency=16, rate=Rate(100, per="1s", by=lambda _: "gpt", cost=lambda _: 10))
+    async def handle(_order: dict[str, Any], message: Message) -> None:
+        message.spent(5)
+        spent.append(time.monotonic())
+
+    async with broker.running():
+        await broker.publish_many("t", [{"k": f"k{n}"} for n in range(60)], key=lambda item: str(item["k"]))
+        await until(lambda: len(spent) >= 60)
+    most = max(sum(1 for other in spent if at <= other < at + 1) for at in spent)
+    return f"{5 * most} spent, all in {spent[-1] - spent[0]:.2f} s"
+
+
+async def late_permits(server: ThrowawayServer) -> str:
+    """Ten permits for calls of 50 ms behind 50 ms of other work: how long, and the most calls at once."""
+    broker = Broker(Settings(url=server.url, partitions=PARTITIONS, preflight="warn"))
+    running, most, ends = 0, 0, list[float]()
+
+    @broker.handler("t", group="g", concurrency=64, permits={"twilio": Concurrency(CALLS)})
+    async def handle(_order: dict[str, Any], message: Message) -> None:
+        nonlocal running, most
+        await asyncio.sleep(WORK)
+        async with message.permit("twilio"):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(WORK)
+            running -= 1
+        ends.append(time.monotonic())
+
+    async with broker.running():
+        began = time.monotonic()
+        await broker.publish_many("t", [{"k": f"k{n}"} for n in range(MESSAGES)], key=lambda item: str(item["k"]))
+        await until(lambda: len(ends) >= MESSAGES)
+    return f"{ends[-1] - began:.2f} s, {most} at once"
+
+
 Measure = Callable[[ThrowawayServer], Awaitable[str]]
 ROWS: Final[tuple[tuple[str, str, Measure], ...]] = (
     (f"{MESSAGES} calls of 50 ms, `group_concurrency={CALLS}`, all on one of two members", "≤ 1.1 s", one_busy_member),
     ('most starts within 100 ms of `Rate(20, per="1s", burst=1)`, two members', "≤ 3", even_rate),
     ("a provider is busy for 2 s: `raise Hold`, 200 messages, 16 at once", "≤ 16 calls, 0 counted", busy_provider),
+    (
+        "a provider is down for 2 s: a breaker of 5 failures and 500 ms, 200 messages, 5 at once",
+        "≤ 20 calls",
+        provider_is_down,
+    ),
+    ("most tokens within a second: `Rate(100, cost=10)`, 60 messages that have spent 5", "≤ 100 spent", costs),
+    (
+        f"{MESSAGES} calls of 50 ms with {CALLS} permits, each behind 50 ms of other work",
+        "≤ 1.2 s, 10 at once",
+        late_permits,
+    ),
 )
 
 
