@@ -87,9 +87,9 @@ async def ask_member(client: Client, keys: Keys, at: tuple[str, int, str], entry
     if not heard and not client.is_cluster:
         return None
     deadline, backoff = awake() + ANSWER_SECONDS, Backoff(*ANSWER_PAUSES)
-    while awake() < deadline:
-        await asyncio.sleep(backoff.next())
+    while True:
+        is_last = awake() >= deadline  # looked at once more: this process may have stood still
         packed = await client.execute_command("GET", keys.reply(question.request))
-        if packed is not None:
-            return read_delivery_state(packed)
-    return None
+        if packed is not None or is_last:
+            return None if packed is None else read_delivery_state(packed)
+        await asyncio.sleep(backoff.next())

@@ -13,6 +13,7 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerError, Message, Reject, RetryPolicy, Settings
+from rsmq.control import asking
 from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.presence import Presence
@@ -26,7 +27,7 @@ from rsmq.redis.pubsub import listeners
 from rsmq.redis.topics import Topics
 from tests.cluster.cluster import Cluster
 from tests.model.test_keys import ACL
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 PARTITIONS = 12
 
@@ -256,8 +257,11 @@ async def test_user_with_the_documented_acl_works_on_a_cluster(cluster: Cluster,
         member.ask("ACL", "DELUSER", f"u-{prefix}")
 
 
-async def test_member_of_a_cluster_says_what_its_message_waits_for(broker: Broker) -> None:
+async def test_member_of_a_cluster_says_what_its_message_waits_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The question reaches it from any node, and the answer is in a slot of its own."""
+    monkeypatch.setattr(asking, "ANSWER_SECONDS", PATIENCE)
     gate, runs = anyio.Event(), anyio.Event()
 
     @broker.handler("t", group="g", concurrency=1, tenant=lambda message: message.headers["tenant"])

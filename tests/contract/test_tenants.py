@@ -12,9 +12,10 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Rate, RetryPolicy
+from rsmq.control import asking
 from tests.contract.test_flows import far_of
 from tests.contract.witness import Witness, settled
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 Make = Callable[..., Broker]
 PREFETCH = 40
@@ -178,8 +179,11 @@ async def test_tenants_whose_provider_is_used_up_take_its_starts_in_turn(one: Br
     await asyncio.sleep(0)
 
 
-async def test_what_waits_for_a_rate_is_seen_everywhere(one: Broker, witness: Witness) -> None:
+async def test_what_waits_for_a_rate_is_seen_everywhere(
+    one: Broker, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where it is, what keeps a topic from being trimmed, who has most: and no handler is said to hang."""
+    monkeypatch.setattr(asking, "ANSWER_SECONDS", PATIENCE)
     shared = Shared(one, witness, rate=Rate(1, per="1h", by=tenant), tenant=lambda message: message.headers["tenant"])
     shared.gate.set()
     async with one.running():

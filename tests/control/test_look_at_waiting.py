@@ -13,7 +13,7 @@ import pytest
 
 from rsmq import Broker, Concurrency, Message, Rate, Settings
 from rsmq.consumer.reading.questions import Questions
-from rsmq.control import GroupStatus
+from rsmq.control import GroupStatus, asking
 from rsmq.dashboard import create_app
 from rsmq.model.delivery_state import DeliveryQuestion, DeliveryState, read_delivery_state, read_question
 from tests.cli.conftest import Cli
@@ -21,7 +21,7 @@ from tests.consumer.members import consumer_of
 from tests.contract.test_flows import far_of
 from tests.contract.witness import ask
 from tests.dashboard.test_extension import browsing
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 PREFETCH = 40
 MEMBER = r"in the hands of \S+: it has not started"
@@ -76,6 +76,12 @@ class Shop:
             lambda: sum(len(lane.in_flight) + lane.flows.far for lane in consumer.lanes.values()) >= count,
             "it has them",
         )
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may stand still for longer than a caller waits for an answer."""
+    monkeypatch.setattr(asking, "ANSWER_SECONDS", PATIENCE)
 
 
 @pytest.fixture
@@ -184,10 +190,18 @@ async def test_command_and_dashboard_say_the_same(shop: Make, tmp_path: Path) ->
         refs = await here.send(5, tenant="acme", provider="twilio")
         await here.reads(5)
         when = f"held until {until_then:%Y-%m-%d %H:%M:%S} UTC by twilio, in the flow of acme, "
-        shown = await asyncio.to_thread(cli.ok, *command, refs[0])
-        assert f"{when}0 before it" in shown
-        (status,) = (await asyncio.to_thread(cli.json, *command, refs[0]))["groups"]
-        assert (status["state"], status["name"], status["tenant"], status["before"]) == ("held", "twilio", "acme", 0)
+
+        async def is_shown() -> bool:  # a process of its own, whose patience this test does not set
+            return f"{when}0 before it" in await asyncio.to_thread(cli.ok, *command, refs[0])
+
+        await until(is_shown, "the command says so")
+
+        async def is_data() -> bool:
+            (found,) = (await asyncio.to_thread(cli.json, *command, refs[0]))["groups"]
+            about = ("state", "name", "tenant", "before")
+            return [found[each] for each in about] == ["held", "twilio", "acme", 0]
+
+        await until(is_data, "its JSON says so")
         page = await web.get(f"/message/t/{refs[0]}")
         assert f"{when}0 before it" in unescape(page.text)
         here.gate.set()
@@ -222,6 +236,7 @@ async def test_message_of_a_member_that_does_not_answer_is_where_the_server_says
             """An older version hears the question as a change."""
 
         monkeypatch.setattr(Questions, "_answer", silent)
+        monkeypatch.setattr(asking, "ANSWER_SECONDS", 0.05)
         last, first = await here.sees(refs[-1]), await here.sees(refs[0])
         assert (last.state, last.before, last.tenant) == ("waiting_for_turn", None, None)
         assert re.fullmatch(rf"waits for a rate or for its turn, {MEMBER}", last.text)

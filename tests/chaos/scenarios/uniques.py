@@ -20,7 +20,7 @@ from tests.chaos.worker import TOPIC
 T = TypeVar("T")
 NAMES = 12
 OVER = ("settled", "dead", "cancelled")
-WITH_A_WORKER = ("waiting_for_key", "running", "waiting_for_retry", *OVER)
+WITH_A_WORKER = ("waiting_for_key", "ready", "running", "waiting_for_retry", *OVER)
 
 
 class Named:
