@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rsmq.handler.concurrency import Concurrency
     from rsmq.handler.dead_hook import Burial
     from rsmq.handler.fallback import Fallback
+    from rsmq.handler.quiet_hours import QuietHours
     from rsmq.handler.rate_limit import Rate
     from rsmq.handler.retry import Hold, Reject, Retry, RetryPolicy
     from rsmq.handler.router import Router
@@ -65,6 +66,7 @@ else:
         "rsmq.handler.concurrency": ("Concurrency",),
         "rsmq.handler.dead_hook": ("Burial",),
         "rsmq.handler.fallback": ("Fallback",),
+        "rsmq.handler.quiet_hours": ("QuietHours",),
         "rsmq.handler.rate_limit": ("Rate",),
         "rsmq.handler.retry": ("Hold", "Reject", "Retry", "RetryPolicy"),
         "rsmq.handler.router": ("Router",),
@@ -102,6 +104,7 @@ __all__ = [
     "NotJson",
     "Publication",
     "PublishUnknown",
+    "QuietHours",
     "Rate",
     "Reject",
     "RequestFailed",

@@ -38,7 +38,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "",
         (
             "rsmq.Router", "rsmq.RetryPolicy", "rsmq.Retry", "rsmq.Reject", "rsmq.Hold", "rsmq.Breaker", "rsmq.Rate",
-            "rsmq.Concurrency", "rsmq.Burial", "rsmq.Fallback",
+            "rsmq.QuietHours", "rsmq.Concurrency", "rsmq.Burial", "rsmq.Fallback",
         ),
     ),
     (

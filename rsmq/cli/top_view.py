@@ -43,7 +43,7 @@ class TopView:
 
 def backlog(group: GroupTrend) -> int:
     """Everything that a group has not settled; unknown counts as none."""
-    return (group.unread or 0) + group.work.total
+    return (group.unread or 0) + group.work.backlog
 
 
 def is_idle(group: GroupTrend) -> bool:

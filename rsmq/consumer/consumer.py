@@ -20,6 +20,7 @@ from rsmq.consumer.reading.questions import Questions
 from rsmq.consumer.reading.read_ahead import ReadAhead
 from rsmq.consumer.reading.reclaimer import Reclaimer
 from rsmq.consumer.reading.retry_poller import RetryPoller
+from rsmq.consumer.reading.wait_poller import WaitPoller
 from rsmq.consumer.running.execution import build_runner
 from rsmq.consumer.running.pool import Pool
 from rsmq.consumer.running.task_slot import TaskSlot
@@ -37,6 +38,7 @@ from rsmq.consumer.waiting.name_permits import CountedQueue, NamePermits
 from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.ready_bands import ReadyBands, ReservedSlots
+from rsmq.consumer.waiting.start_times import StartTimes
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.middleware import Middleware
@@ -48,7 +50,7 @@ from rsmq.heartbeat.membership import Membership
 from rsmq.model.call_counts import told
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
-from rsmq.model.work import Work
+from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.scripts import Ask
 from rsmq.redis.streams import ensure_groups
 from rsmq.redis.topics import Topic, Topics
@@ -60,6 +62,8 @@ PERMIT: Final = "permit:"
 MOST_NAMES: Final = 3
 """Keys, names or tenants of which a member tells how many messages wait."""
 LONGEST_NAME: Final = 60
+MUCH_USED: Final = 80
+"""Percent of RSMQ_READ_AHEAD from which a member reports it."""
 GROUP_SECONDS: Final = 5.0
 """Between two checks whether the group is paused, if no change is announced."""
 
@@ -94,8 +98,9 @@ class Consumer:
             prefetch=settings.prefetch,
         )
         self.settler = Settler(context, self._drop)
+        times = None if handler.when is None else StartTimes(handler.when, context.clock)
         self._runner = build_runner(
-            handler, middlewares, self.queue, self.settler, self.stats, context.encoding, settings.key_patience
+            handler, middlewares, self.queue, self.settler, self.stats, context.encoding, settings.key_patience, times
         )
         self._group_rate: GroupRate | None = None
         self._borrower: Borrower | None = None
@@ -107,7 +112,10 @@ class Consumer:
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
         self._read_ahead = ReadAhead(context, self._runner, self.settler, self.fetchers)
+        self._wait_poller: WaitPoller | None = None
         self._read_on()
+        if times is not None:
+            self._wait_by(times)
         self._serve_bands()
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
         self._questions = Questions(context, self._runner, self.holds)
@@ -123,10 +131,21 @@ class Consumer:
         handler, settings = self.handler, self._settings
         if handler.tenants is not None or self._names_of:
             self.queue.sort(FlowNames(handler.tenants, self._names_of), by_tenant=handler.tenants is not None)
-        may_wait = handler.ordering == "key" or (handler.ordering == "none" and self.queue.is_sorted)
+        has_flows = self.queue.is_sorted or handler.when is not None
+        may_wait = handler.ordering == "key" or (handler.ordering == "none" and has_flows)
+        if handler.when is not None and not settings.read_ahead:
+            raise ConfigError(
+                f"handler {handler.name}: when= keeps messages waiting as ids, and RSMQ_READ_AHEAD=0 allows none: set "
+                f"it to 100000, the default"
+            )
         if settings.read_ahead and may_wait and handler.distribution == "hash":
             slots = handler.concurrency * (handler.batch or 1)
             self.queue.read_ahead(settings.read_ahead, settings.prefetch, slots, self._read_ahead.wanted.set)
+
+    def _wait_by(self, times: StartTimes) -> None:
+        """Messages wait until the rule lets them start, as ids."""
+        self._wait_poller = WaitPoller(self._context, self._runner, self.settler, self.fetchers)
+        self.queue.start_by(times, self._wait_poller.wanted.set)
 
     def _use(self, rates: Sequence[Rate]) -> None:
         """Limit the queue."""
@@ -286,6 +305,10 @@ class Consumer:
             vitals["calls"] = calls
         if started := [task_slot.started for task_slot in self.task_slots if task_slot.messages]:
             vitals["longest_ms"] = max(0, round((monotonic() - min(started)) * 1000))
+        if self._wait_poller is not None and lanes:
+            used = 100 * max(lane.flows.far for lane in lanes) // self._settings.read_ahead
+            if used >= MUCH_USED:
+                vitals[READ_AHEAD_USED] = used
         if targets := sorted({lane.outgoing.waits_for for lane in lanes} - {""}):
             vitals[WAITS_FOR] = targets
         if work.waiting_for_rate and rate is not None:
@@ -368,6 +391,8 @@ class Consumer:
         tasks.start_soon(self._reclaimer.cancellations.run)
         tasks.start_soon(self._read_ahead.run)
         tasks.start_soon(self._questions.run)
+        if self._wait_poller is not None:
+            tasks.start_soon(self._wait_poller.run)
 
     async def _watch_group(self) -> None:
         """Follow the membership: pause or resume reading, and use a quota of calls that has grown."""
@@ -378,6 +403,8 @@ class Consumer:
                 self.holds.saw(self.membership.holds, self.membership.asked)
             if seen != self.membership.changes:
                 self._reclaimer.look_for_retries()
+                if self._wait_poller is not None:
+                    self._wait_poller.look()
                 await self._look_at_bands()
             seen = self.membership.changes
             self._reclaimer.cancellations.wanted.set()

@@ -95,7 +95,8 @@ class Cancel:
     async def _for_group(self, found: Found, group: str, how: str, waits: bool) -> Word:
         """Set the mark, and wait for the answer of the owner where only it can know."""
         at, keys = (found.topic.name, found.partition, group), self._keys
-        names = (keys.stream(*at[:2]), keys.retry(*at), keys.cancels(*at), keys.cancelled(*at))
+        own = (keys.retry, keys.cancels, keys.cancelled, keys.waits)
+        names = (keys.stream(*at[:2]), *[part(*at) for part in own])
         args = (group, found.message.entry_id, how, MOST_ATTEMPTS)
         waking = Waking(self._client, keys, self._settings, at[0], group)
         while True:

@@ -62,7 +62,7 @@ class Look:
         if message.addressee is not None and message.addressee != group.encode():
             return GroupStatus(group, "not_addressed")
         keys = self._keys
-        own = (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled)
+        own = (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.waits)
         names = (keys.stream(*at[:2]), *[part(*at) for part in own])
         args = (group, message.entry_id, message.key or "", MOST_ATTEMPTS, MOST_ROWS)
         report = Report(*await LOOK_AT_MESSAGE(self._client, names, args))

@@ -15,7 +15,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import OK, RESCHEDULE_DELAYED, RESCHEDULE_PARKED
+from rsmq.redis.scripts import OK, RESCHEDULE_DELAYED, RESCHEDULE_PARKED, RESCHEDULE_WAIT
 from rsmq.redis.topics import Topic
 
 ASKED: Final = b"ASKED"
@@ -63,11 +63,16 @@ class Reschedule:
         return max(moved)
 
     async def parked(self, at: tuple[str, int, str], stream_id: bytes, due: str) -> datetime | str:
-        """Move a message that is parked for a group: `at` is topic, partition and group. Returns its due time, or where
-        it is instead."""
+        """Move a message that waits for a time, or is parked, for a group: `at` is topic, partition and group. Returns
+        its due time, or where it is instead."""
         keys = self._keys
         own = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.errors)
         names = (keys.stream(*at[:2]), *[part(*at) for part in own])
+        waiting = [part(*at) for part in (keys.waits, keys.cancels, keys.cancelled)]
+        word, *rest = await RESCHEDULE_WAIT(self._client, (names[0], *waiting), (at[2], stream_id, due))
+        if word == OK:
+            await Waking(self._client, keys, self._settings, at[0], at[2]).wake()
+            return moment(rest[0])
         waking, wanted = Waking(self._client, keys, self._settings, at[0], at[2]), due
         while True:
             args = (at[2], stream_id, wanted, MOST_ATTEMPTS, "end" if waking.is_over else "ask")
@@ -99,6 +104,6 @@ def refusal(message_id: str, groups: Mapping[str, str]) -> ConfigError:
     where = ", ".join(f"{name}: {word}" for name, word in sorted(groups.items()))
     advice = "; ".join(ADVICE[word] for word in ADVICE if word in groups.values())
     return ConfigError(
-        f"{message_id} is neither delayed nor waits for a retry, so it cannot be rescheduled"
+        f"{message_id} is neither delayed nor waits for a retry or a time, so it cannot be rescheduled"
         f"{f' ({where})' if where else ''}: " + (advice or "`rsmq trace` says where it is")
     )

@@ -27,6 +27,7 @@ GroupState = Literal[
     "ready",
     "running",
     "waiting_for_retry",
+    "waiting_for_time",
     "settled",
     "dead",
     "handed_on",
@@ -51,6 +52,7 @@ class GroupStatus:
     - `ready`: it starts when a slot is free.
     - `running`: in the hands of `member` since `since`: it runs. If its member has not answered: or it starts next.
     - `waiting_for_retry`: attempt `attempt` failed with `error`; the next one is due at `due`.
+    - `waiting_for_time`: `member` has it and has not started it: its handler's `when` lets it start at `due`.
     - `settled`: this group is done with it. If `expired` is a time, it was handled before then, or dropped: the server
       keeps nothing that tells which.
     - `dead`: a dead letter, with `reason` and `error`; `letter` is its id for `rsmq dlq replay`.
@@ -119,6 +121,8 @@ class GroupStatus:
                 return f"in the hands of {self.member} since {self.since}, attempt {self.attempt}{last}"
             case "waiting_for_retry":
                 return f"waits for its retry at {self.due}, after attempt {self.attempt}{last}"
+            case "waiting_for_time":
+                return f"waits until {self.due}, in the hands of {self.member}: it has not started{last}"
             case "dead":
                 return f"dead letter {self.letter}, {self.reason}: {self.error}"
             case "handed_on":
@@ -202,6 +206,7 @@ class Report(NamedTuple):
     owner: bytes
     mark: bytes
     past: bytes = b""
+    waits: bytes = b""
 
 
 def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 0, behind: str = "") -> GroupStatus:
@@ -213,6 +218,11 @@ def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 
         return GroupStatus(group, "cancelled", error=error, failed=failed)
     if parse_stream_id(stream_id) > parse_stream_id(report.delivered):
         return GroupStatus(group, "unread", before=before, failed=failed)
+    if report.waits and int(report.waits) > 0:
+        return GroupStatus(
+            group, "waiting_for_time", member=text(report.member), attempt=report.deliveries, error=error,
+            due=moment(report.waits), failed=failed,
+        )  # fmt: skip
     if report.parked_attempts >= 0:
         due, member = moment(report.due), text(report.member) or text(report.owner)
         is_its = bool(failed) and failed[-1].attempt == report.parked_attempts
@@ -246,7 +256,7 @@ def as_member_says(status: GroupStatus, said: DeliveryState | None) -> GroupStat
 
 STARTABLE: Final = (
     "unread", "waiting_for_key", "waiting_for_turn", "waiting_for_rate", "waiting_for_permit", "held", "ready",
-    "waiting_for_retry", "settled",
+    "waiting_for_retry", "waiting_for_time", "settled",
 )  # fmt: skip
 """States in which an expired message does not start any more, or is settled."""
 

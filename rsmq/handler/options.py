@@ -14,6 +14,7 @@ from rsmq.handler.bands import BandRules, Pick
 from rsmq.handler.breaker import Breaker
 from rsmq.handler.concurrency import Concurrency
 from rsmq.handler.fallback import Fallback
+from rsmq.handler.quiet_hours import QuietHours, When
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.tenants import TenantOf, Tenants, Weights
@@ -45,6 +46,7 @@ class SingleOptions(TypedDict, total=False):
     partitions: int | None
     execution: Execution | None
     rate: Rate | Sequence[Rate] | None
+    when: When | None
     group_concurrency: int | Concurrency | Sequence[Concurrency] | None
     tenant: TenantOf | None
     weights: Weights | None
@@ -100,6 +102,7 @@ class OptionCheck:
             "partitions": self._count_or_none("partitions", MOST_PARTITIONS),
             "execution": self._execution(function, is_async=is_async, has_dependencies=has_dependencies),
             "rates": self._rates(),
+            "when": self._when(),
             "group_concurrency": self._group_concurrency(),
             "tenants": self._tenants(),
             "breaker": self._breaker(),
@@ -272,6 +275,30 @@ class OptionCheck:
                 "a rate by='key' needs the owner of a key: use ordering='key', and leave distribution='shared' out"
             )
         return rates
+
+    def _when(self) -> When | None:
+        """What waits is pending with its owner, as an id."""
+        value = self._options["when"]
+        if value is None:
+            return None
+        if not isinstance(value, QuietHours) and not callable(value):
+            raise self._wrong(
+                f"when={value!r} is no rule: write QuietHours('22:00', '08:00', default='Asia/Seoul'), or a function "
+                f"from a message to an aware datetime, or None for now"
+            )
+        if self.is_batch:
+            raise self._wrong("when lets single messages wait: leave batch out")
+        if self._options["distribution"] == "shared":
+            raise self._wrong(
+                "distribution='shared' cannot let messages wait for a time, because no member owns them: leave when "
+                "out, or use distribution='hash'"
+            )
+        if self._ordering() == "partition":
+            raise self._wrong(
+                "with ordering='partition' one message that waits for the morning stops its whole partition: leave "
+                "when out, or use ordering='key'"
+            )
+        return value  # type: ignore[no-any-return]
 
     def _group_concurrency(self) -> tuple[Concurrency, ...]:
         """At most one over all messages, and one by name. Partitions go to members that may run a call, which shared

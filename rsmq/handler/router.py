@@ -53,6 +53,8 @@ class Router:
           limit).
         - `rate`: messages that may start in a time, such as `Rate(100, per="1s")`; `by`: each key or name. A list of
           several: all of them hold (no limit).
+        - `when`: `QuietHours("22:00", "08:00", ...)`, or a function from a message to an aware datetime, before which
+          it does not start, or None. It waits, uncounted, and its key with it. Not with `batch` or "shared" (none).
         - `tenant`: a function of the message, such as `lambda message: message.headers["tenant"]`: tenants are served
           in turn, so no backlog of one holds up another. It sees headers, key and data, before the payload is decoded.
           What it returns None for is one tenant more. Not with "shared", nor with order by "partition" (none).

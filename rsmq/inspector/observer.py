@@ -38,6 +38,8 @@ from rsmq.redis.topics import Topics
 
 MOST_PARKED: Final = 100
 """Parked messages of each partition whose age is read: those that are due next."""
+MOST_LOOKED_AT: Final = 1000
+"""Pending messages of each partition that are looked at for one that does not wait for a time."""
 LAST_ID: Final = b"%d-%d" % (MOST_SEQUENCE, MOST_SEQUENCE)
 """The server refuses a range that begins after it."""
 
@@ -88,7 +90,10 @@ class Observer:
         calls = list[Call]()
         for topic, group, parts in found:
             calls.append(self._members(topic.name, group))
-            calls += [ask_group(self._keys, topic.name, each.partition, row, MOST_PARKED) for each, row in parts]
+            calls += [
+                ask_group(self._keys, topic.name, each.partition, row, MOST_PARKED, leaves_out_waits=True)
+                for each, row in parts
+            ]
         replies = iter(await self._measure(calls))
         groups, members = list[GroupState](), list[MemberState]()
         for topic, group, parts in found:
@@ -121,10 +126,16 @@ def ask_partition(keys: Keys, topic: str, number: int) -> Call:
     return MEASURE_PARTITION, (keys.stream(topic, number), keys.delayed(topic, number)), ()
 
 
-def ask_group(keys: Keys, topic: str, number: int, row: Row, most_parked: int) -> Call:
-    """The part of a partition that one group has; `row` is the group's row in the reply to `ask_partition`."""
+def ask_group(
+    keys: Keys, topic: str, number: int, row: Row, most_parked: int, *, leaves_out_waits: bool = False
+) -> Call:
+    """The part of a partition that one group has; `row` is the group's row in the reply to `ask_partition`.
+
+    `leaves_out_waits`: what waits for a time is not its oldest message.
+    """
     at = (topic, number, row[0].decode(errors="replace"))
-    names = (keys.stream(topic, number), keys.lease(*at), keys.retry(*at), keys.dlq(*at))
+    parts = (keys.lease, keys.retry, keys.dlq, *((keys.waits,) if leaves_out_waits else ()))
+    names = (keys.stream(topic, number), *[part(*at) for part in parts])
     return MEASURE_GROUP_PARTITION, names, (row[0], row[1], most_parked)
 
 
@@ -186,7 +197,7 @@ def measure_partition(keys: Sequence[str], _: Sequence[Any]) -> Steps:
 
 def measure_group_partition(keys: Sequence[str], args: Sequence[Any]) -> Steps:
     """As measure_group_partition.lua. One exchange: a message that moves between two of the replies is in neither."""
-    stream, lease, retry, dead_letters = keys
+    stream, lease, retry, dead_letters, *waits = keys
     group, delivered, most = args
     later = ("+", "-") if delivered == LAST_ID else (b"(" + delivered, "+")
     pending, following, parked, parked_count, dead, owner = yield [
@@ -199,6 +210,11 @@ def measure_group_partition(keys: Sequence[str], args: Sequence[Any]) -> Steps:
     ]
     if pending is None:
         return None
+    if waits:
+        (has_waits,) = yield [("ZCARD", *waits)]
+        rows = (yield [("XPENDING", stream, group, "-", "+", MOST_LOOKED_AT)])[0] if has_waits else ()
+        if has_waits:  # those that wait for a retry in the night count here: the script asks for each
+            pending[1] = next((row[0] for row in rows if row[3] > 0), b"")
     oldest = min((member.partition(b"|")[0] for member in parked), key=parse_stream_id, default=b"")
     fields = [value or default for value, default in zip(owner, (b"", b"0", b"0"), strict=True)]
     counts = [part for name, count in pending[3] or () for part in (name, int(count))]

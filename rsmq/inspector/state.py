@@ -17,7 +17,7 @@ from rsmq.model.held_name import HeldName, read_holds
 from rsmq.model.layout import Layout, plain_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text, whole
-from rsmq.model.work import Work
+from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.preflight import Finding
 from rsmq.redis.topics import Topic
 
@@ -68,7 +68,8 @@ class GroupPartition:
 
     `pending` counts what was delivered and is not settled, as XPENDING does; `pending_of` has those of each member.
     With key order a message that waits for its retry is pending, too. `oldest` is the age of the oldest message that is
-    pending, unread or waits for a retry (only the 100 that are due next are considered); `oldest_in_stream` leaves out
+    pending, unread or waits for a retry (only the 100 that are due next are considered); what waits for a time is left
+    out (while something does, so is all of the oldest 1000 that has not started).  `oldest_in_stream` leaves out
     those that wait for a retry.
     """
 
@@ -159,6 +160,8 @@ class MemberState:
     into which its handlers have published. `fallback`: the topic, and perhaps the group there, that get what fails for
     good. `calls`: how its calls have gone. `longest`: how long its longest call runs,
     None if none does. `process`: what its process says of itself. `attempts`, `timeout` and `limits`: of its handler.
+    `read_ahead_used`: percent of RSMQ_READ_AHEAD that wait in its fullest partition, from 80 on, where its handler has
+    a rule `when`.
     """
 
     topic: str
@@ -185,6 +188,7 @@ class MemberState:
     attempts: int | None = None
     timeout: timedelta | None = None
     limits: tuple[str, ...] = ()
+    read_ahead_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +352,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         attempts=count_of(about.get("attempts")),
         timeout=span(about.get("timeout_ms")),
         limits=texts(about.get("limits")),
+        read_ahead_used=used if isinstance(used := vital.get(READ_AHEAD_USED, 0), int) else 0,
     )
 
 

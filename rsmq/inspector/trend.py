@@ -42,8 +42,8 @@ class TopicTrend:
 class GroupTrend:
     """A group. `rate_out` is the messages that it settles a second. `growth` is what its backlog grows by a second,
     negative when it shrinks; `empty_in` is None unless it shrinks. `unread` is None where the server does not know
-    it, and so is `backlog`, the sum of `unread` and `work`. `new_calls`: what its members have told since the earlier
-    snapshot."""
+    it, and so is `backlog`, the sum of `unread` and `work` without what waits for a time. `new_calls`: what its members
+    have told since the earlier snapshot."""
 
     topic: str
     name: str
@@ -197,7 +197,7 @@ def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
 
 def backlog(group: GroupState, members: Sequence[MemberState]) -> int | None:
     """Everything that it has not settled."""
-    return group.unread + work_of(group, members).total if group.is_unread_exact else None
+    return group.unread + work_of(group, members).backlog if group.is_unread_exact else None
 
 
 def rate(before: int | None, after: int | None, seconds: float) -> float | None:

@@ -145,6 +145,10 @@ class Keys:
         """ZSET: due_ms -> `id|attempt`."""
         return f"{self.stream(topic, partition)}:{group}:retry"
 
+    def waits(self, topic: str, partition: int, group: str) -> str:
+        """ZSET: due_ms -> stream id, of messages that wait for a time."""
+        return f"{self.stream(topic, partition)}:{group}:waits"
+
     def out(self, topic: str, partition: int, group: str) -> str:
         """Stream, on a cluster: outputs of settled messages, on their way to partitions in other slots."""
         return f"{self.stream(topic, partition)}:{group}:out"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
-from typing import Any
+from typing import Any, Final
+
+READ_AHEAD_USED: Final = "read_ahead_used"
+"""In the vitals of a member: percent of the ids that a partition may keep waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Work:
     waiting_for_rate: int = 0
     waiting_for_retry: int = 0
     """Failed, and not due yet."""
+    waiting_for_time: int = 0
+    """The handler's rule `when` lets it start later; with what is behind its key."""
 
     @classmethod
     def read(cls, vitals: Mapping[str, Any]) -> Work:
@@ -36,12 +41,20 @@ class Work:
     @property
     def waiting(self) -> int:
         """What waits, for whatever reason."""
-        return self.waiting_for_key + self.waiting_for_rate + self.waiting_for_retry
+        return self.waiting_for_key + self.waiting_for_rate + self.waiting_for_retry + self.waiting_for_time
 
     @property
     def reasons(self) -> dict[str, int]:
         """What waits, by what it waits for."""
-        return {"key": self.waiting_for_key, "rate": self.waiting_for_rate, "retry": self.waiting_for_retry}
+        return {
+            "key": self.waiting_for_key, "rate": self.waiting_for_rate, "retry": self.waiting_for_retry,
+            "time": self.waiting_for_time,
+        }  # fmt: skip
+
+    @property
+    def backlog(self) -> int:
+        """All but what waits for a time: more workers would not do it sooner."""
+        return self.total - self.waiting_for_time
 
     @property
     def total(self) -> int:

@@ -236,7 +236,7 @@ async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str
     position = start_id(start)
     for partition in topic.numbers:
         at = (topic.name, partition, group)
-        names = [part(*at) for part in (keys.lease, keys.retry, keys.cancels, keys.cancelled)]
+        names = [part(*at) for part in (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits)]
         await RESET_GROUP(client, (keys.stream(topic.name, partition), *names), (group, position))
     await client.execute_command("HDEL", keys.group(topic.name, group), "distribution")
     await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
@@ -263,7 +263,8 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
     for partition in topic.numbers:
         at = (topic.name, partition, group)
         parts = (
-            keys.lease, keys.retry, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled, keys.handed_on,
+            keys.lease, keys.retry, keys.waits, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled,
+            keys.handed_on,
         )  # fmt: skip
         names = [part(*at) for part in parts]
         await client.execute_command("UNLINK", *names)

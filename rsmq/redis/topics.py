@@ -422,7 +422,8 @@ class Topics:
         yield keys.group(topic.name, group)
         for partition in topic.numbers:
             for part in (
-                keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out, keys.handed_on,
+                keys.lease, keys.retry, keys.waits, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out,
+                keys.handed_on,
             ):  # fmt: skip
                 yield part(topic.name, partition, group)
 

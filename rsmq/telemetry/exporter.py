@@ -151,7 +151,7 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
     ages = [share.oldest_in_stream.total_seconds() for share in group.shares if share.oldest_in_stream is not None]
     work, labels = work_of(group, members), (group.topic, group.name)
     values = {
-        metric.BACKLOG: group.unread + work.total,
+        metric.BACKLOG: group.unread + work.backlog,
         metric.UNREAD: group.unread,
         metric.UNREAD_EXACT: group.is_unread_exact,
         metric.OLDEST: max(ages, default=0.0),

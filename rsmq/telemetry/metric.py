@@ -108,7 +108,10 @@ OWNED = Metric("rsmq_partitions_owned", "gauge", GROUP, "Partitions that this pr
 RUNNING = Metric("rsmq_messages_running", "gauge", GROUP, "Messages that a handler of this process handles now.")
 READY = Metric("rsmq_messages_ready", "gauge", GROUP, "Messages in memory that may start as soon as a handler is free.")
 WAITING = Metric(
-    "rsmq_messages_waiting", "gauge", (*GROUP, "for"), "Messages in memory that wait: for a key, a rate, a retry."
+    "rsmq_messages_waiting",
+    "gauge",
+    (*GROUP, "for"),
+    "Messages that wait: for a key, a rate, a retry, a time.",
 )
 TENANTS = Metric("rsmq_tenants", "gauge", GROUP, "Tenants with messages in this process that have not started.")
 TENANT_WAITING = Metric(
@@ -174,7 +177,7 @@ GROUP_READY = Metric(
     "rsmq_group_ready_messages", "gauge", GROUP, "Delivered messages that may start, and those of dead members."
 )
 GROUP_WAITING = Metric(
-    "rsmq_group_waiting_messages", "gauge", (*GROUP, "for"), "Messages that wait: for a key, a rate, a retry."
+    "rsmq_group_waiting_messages", "gauge", (*GROUP, "for"), "Messages that wait: for a key, a rate, a retry, a time."
 )
 DEAD = Metric("rsmq_group_dead_letters", "gauge", GROUP, "Dead letters kept.")
 MEMBERS = Metric("rsmq_group_members", "gauge", GROUP, "Members whose heartbeat is fresh.")

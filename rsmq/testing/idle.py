@@ -58,7 +58,7 @@ async def work_left(client: Client, keys: Keys, consumers: Sequence[Consumer]) -
 async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
     topic, group = consumer.topic, consumer.handler.group
     waits = consumer.queue.limited - consumer.queue.held  # ready, but for a rate that opens later
-    blocked = consumer.queue.blocked + waits
+    blocked = consumer.queue.blocked + waits + resting(consumer)
     found, pending, due, now = [], 0, 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
     for partition, row in zip(topic.numbers, await _partition_states(client, keys, topic, group, now), strict=True):
         is_undelivered, pending_here, due_here = row
@@ -69,7 +69,12 @@ async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
     if due > held_retries(consumer):
         found.append(f"{topic.name}/{group} has messages that are due")
     in_flight = consumer.queue.in_flight - waits
-    if pending != blocked or in_flight or consumer.queue.blocked + waits != blocked or consumer.running:
+    if (
+        pending != blocked
+        or in_flight
+        or consumer.queue.blocked + waits + resting(consumer) != blocked
+        or consumer.running
+    ):
         found.append(f"{topic.name}/{group} has {max(in_flight, pending - blocked)} in flight")
     if consumer.limits_undecided:
         found.append(f"the limits of {topic.name}/{group} wait for the server")
@@ -77,9 +82,19 @@ async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
 
 
 def held_retries(consumer: Consumer) -> int:
-    """Retries that are due, and held by a limit: their keys wait in the member."""
-    held = [pair for lane in consumer.lanes.values() for pair in lane.flows.held.items()]
-    return sum(message.is_redelivered for name, message in held if isinstance(name, bytes))
+    """Retries that are due, and held by a limit or a time: their keys wait in the member."""
+    lanes = list(consumer.lanes.values())
+    held = [pair for lane in lanes for pair in lane.flows.held.items()]
+    by_limit = sum(message.is_redelivered for name, message in held if isinstance(name, bytes))
+    return by_limit + sum(len(lane.flows.resting.retries) for lane in lanes)
+
+
+def resting(consumer: Consumer) -> int:
+    """What waits for a time, with what is behind it, as far as the server knows."""
+    lanes = list(consumer.lanes.values())
+    if any(lane.flows.resting.has_news or lane.flows.aside for lane in lanes):
+        return -1  # the server is being told
+    return consumer.queue.waits(lanes)["time"]
 
 
 async def _partition_states(
@@ -94,18 +109,19 @@ async def _partition_states(
             ("XINFO", "GROUPS", stream),
             ("ZCOUNT", keys.delayed(topic.name, partition), "-inf", now),
             ("ZCOUNT", keys.retry(topic.name, partition, group), "-inf", now),
+            ("ZCOUNT", keys.waits(topic.name, partition, group), "-inf", now),
         ]
     replies = await _ask(client, questions)
     rows = []
-    for at in range(0, len(replies), 4):
-        info, groups, delayed, retries = replies[at : at + 4]
+    for at in range(0, len(replies), 5):
+        info, groups, delayed, retries, waits = replies[at : at + 5]
         row = next((row for row in map(as_dict, groups or ()) if row["name"].decode() == group), None)
         is_behind = (
             info is not None
             and row is not None
             and parse_stream_id(row["last-delivered-id"]) < parse_stream_id(as_dict(info)["last-generated-id"])
         )
-        rows.append((is_behind, 0 if row is None else row["pending"], delayed + retries))
+        rows.append((is_behind, 0 if row is None else row["pending"], delayed + retries + waits))
     return rows
 
 
@@ -155,6 +171,7 @@ def _due_keys(keys: Keys, consumer: Consumer) -> Iterable[str]:
     topic, group = consumer.topic, consumer.handler.group
     for partition in topic.numbers:
         yield keys.retry(topic.name, partition, group)
+        yield keys.waits(topic.name, partition, group)
         yield keys.delayed(topic.name, partition)
 
 

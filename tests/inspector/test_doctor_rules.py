@@ -236,6 +236,14 @@ def test_a_fallback_topic_without_its_group_is_named() -> None:
     assert texts((GROUP.topic, "")) == texts((GROUP.topic, GROUP.name)) == []
 
 
+def test_read_ahead_that_is_nearly_used_up_by_what_waits_for_a_time_is_named() -> None:
+    """A member reports it from 80 % on."""
+    full = replace(MEMBER, read_ahead_used=85)
+    texts = [each.text for each in judge(facts(replace(GROUP, members=(MEMBER, full))))]
+    assert any("takes 85 % of RSMQ_READ_AHEAD" in each and "quiet.next(zone)" in each for each in texts)
+    assert not any("RSMQ_READ_AHEAD" in each.text for each in judge(facts()))
+
+
 def test_a_band_that_is_not_open_is_named() -> None:
     """A member that is too old keeps it closed: the command that names it is in the text."""
     limits = replace(LIMITS, layout=single(1).with_bands(("urgent", "normal")))

@@ -17,6 +17,7 @@ from tests.simulation.plan import (
     HOT_COMMANDS,
     LAST_COMMANDS,
     OUTPUT_COMMANDS,
+    QUIET_COMMANDS,
     RATE_COMMANDS,
     TAKING,
     TOPIC,
@@ -84,6 +85,8 @@ class Fates:
         """Inflict a fault on a member now."""
         if kind in UNSURE:
             self._run.limits.forget()
+        if kind == "step":
+            self._run.quiet.forget()
         getattr(self, f"_{kind}")(name, victim)
 
     def _kill(self, name: str, victim: Member) -> None:
@@ -257,6 +260,8 @@ class Fates:
             return RATE_COMMANDS
         if self._run.plan.group_rate[0]:
             return GROUP_RATE_COMMANDS
+        if self._run.plan.has_quiet:
+            return QUIET_COMMANDS
         if self._run.plan.is_hot or self._run.plan.has_tenants:
             return HOT_COMMANDS
         return FEED_COMMANDS if self._run.plan.is_inbox else COMMANDS
@@ -436,7 +441,7 @@ class Fates:
         run.moves.forget()
         for partition in run.numbers:
             at = (TOPIC, partition, GROUP)
-            parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled)
+            parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits)
             names = (keys.stream(TOPIC, partition), *[part(*at) for part in parts])
             run.network.inflict("EVAL", RESET_GROUP.source, len(names), *names, GROUP, "0")
         run.network.inflict("HDEL", keys.group(TOPIC, GROUP), "distribution")

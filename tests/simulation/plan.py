@@ -39,6 +39,7 @@ GROUP_RATE_COMMANDS: tuple[str, ...] = ("take_starts", "take_starts", "take_star
 HOT_COMMANDS: tuple[str, ...] = (
     "put_aside", "put_aside", "read_again", "read_again", "read_again", "claim_ids", "claim_ids", *COMMANDS,
 )  # fmt: skip
+QUIET_COMMANDS: tuple[str, ...] = ("keep_waits", "keep_waits", "keep_waits", "put_aside", "read_again", *COMMANDS)
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
@@ -87,6 +88,7 @@ class Plan:
     `hot`: the share of seeds with order per key in which most messages are of one key, with little memory. `tenanted`:
     that of seeds with owners in which messages have a tenant, a key several of them. `calls`: how many calls may run at
     once over all members, and whether of each name. `holding`: the share of attempts that hold their name.
+    `quiet`: the share of seeds with owners and single messages in which these wait for a time.
     """
 
     banded: float = 0.2
@@ -113,6 +115,8 @@ class Plan:
     group_rate: tuple[int, float] = (0, 0.0)
     calls: tuple[int, bool] = (0, False)
     holding: float = 0.0
+    quiet: float = 0.25
+    has_quiet: bool = False
     uniques: int = 0
     halts: bool = False
     hangs: bool = False
@@ -221,6 +225,9 @@ class Plan:
         )
         if is_hot:
             varied = varied._hot(choices)
+        may_be_quiet = distribution == "hash" and ordering != "partition" and not (batch or is_inbox or is_audited)
+        if may_be_quiet and choices.unit("quiet") < self.quiet:
+            varied = replace(varied, has_quiet=True)
         has_tenants = ordering != "partition" and distribution == "hash" and choices.unit("tenants") < self.tenanted
         varied = varied._tenanted(choices) if has_tenants else varied
         return varied if is_inbox or is_audited else varied._banded(choices)

@@ -31,6 +31,7 @@ from tests.simulation.moves import Moves
 from tests.simulation.network import Network
 from tests.simulation.plan import GROUP, TOPIC, Plan
 from tests.simulation.process import Process
+from tests.simulation.quiet import Quiet
 from tests.simulation.rates import Rates
 from tests.simulation.uniques import Uniques
 from tests.simulation.world import EPOCH, World
@@ -86,7 +87,7 @@ class Run:
         self.devices = Devices(self, self._note_letter)
         self.cancels, self.moves = Cancels(self), Moves(self)
         self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
-        self.limits = Limits(self)
+        self.limits, self.quiet = Limits(self), Quiet(self)
         self.handed_on = HandedOn(self)
         self.uniques = Uniques(self)
         self.violations: list[str] = []
@@ -360,6 +361,7 @@ class Run:
             if plan.bands and not plan.batch and not message.is_redelivered:
                 self._check_bands(member, message, name)
             self.moves.starts(name, member.number)
+            self.quiet.starts(name, message, member.number)
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
             self.rates.starts_of_name(name_of(message))
@@ -448,7 +450,7 @@ class Run:
             rates.append(Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key"))
         if plan.group_rate[0]:
             rates.append(Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of))
-        options |= self.limits.options(name_of)
+        options |= self.limits.options(name_of) | self.quiet.options()
         if plan.has_fallback:
             options["fallback"] = FALLBACK
         if plan.has_tenants:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from tenacity import wait_fixed
 
-from rsmq import Breaker, Broker, ConfigError, Hold, Message, Rate, Reject, Retry, RetryPolicy, Settings
+from rsmq import Breaker, Broker, ConfigError, Hold, Message, QuietHours, Rate, Reject, Retry, RetryPolicy, Settings
 from rsmq.testing import Harness, HarnessFixture
 from tests.patience import until
 
@@ -292,6 +292,32 @@ async def test_advance_moves_rates(harness: Callable[..., Harness], kind: str) -
         assert len(done) == 5
         await test.advance("1m")
         assert len(done) == 9
+
+
+async def test_advance_moves_quiet_hours(harness: Callable[..., Harness]) -> None:
+    """What waits for their end is no work, and is handled behind it; a retry waits for it, too."""
+    broker, seen, now = Broker(), list[tuple[str, int]](), datetime.now(UTC)
+    quiet = QuietHours((now - HOUR).strftime("%H:%M"), (now + HOUR).strftime("%H:%M"), default="UTC")
+
+    @broker.handler("sms", group="sender", when=quiet, retry=RetryPolicy(max_attempts=2, wait=wait_fixed(60)))
+    async def send(text: str, message: Message) -> None:
+        seen.append((text, message.attempt))
+        if text == "bad" and message.attempt == 1:
+            raise OSError("not now")
+
+    async with harness(broker) as test:
+        await broker.publish("sms", "good", key="ada")
+        await broker.publish("sms", "bad", key="bob")
+        await broker.publish("sms", "later", key="bob")
+        await test.handle()
+        await test.advance("30m")
+        assert seen == []
+        await test.advance("31m")
+        assert sorted(seen) == [("bad", 1), ("good", 1)]
+        await test.advance(22.5 * HOUR)  # it is quiet again
+        assert len(seen) == 2
+        await test.advance(2 * HOUR)
+        assert sorted(seen) == [("bad", 1), ("bad", 2), ("good", 1), ("later", 1)]
 
 
 async def test_advance_moves_holds_and_breakers(harness: Callable[..., Harness]) -> None:

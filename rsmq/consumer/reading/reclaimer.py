@@ -46,6 +46,13 @@ def next_cursor(reply: list[Any]) -> bytes | None:
     return None if reply[1] == START else bytes(reply[1])
 
 
+def pairs_of(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The pairs of a reply, which may be flat."""
+    if flat and isinstance(flat[0], list | tuple):
+        return [(pair[0], pair[1]) for pair in flat]
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
 class Reclaimer:
     """Claims pages of pending messages, moves the lane's cursor, and decides what each message needs.
 
@@ -65,6 +72,7 @@ class Reclaimer:
         self._topic = context.topic
         self._largest = 0  # bytes of a body so far
         self._is_sparse = False  # what is pending is not in a row
+        self._has_times = context.handler.when is not None
         self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
 
     async def claim_page(self, lane: Lane, reader: str, room: int, *, is_ahead: bool = False) -> None:
@@ -75,6 +83,8 @@ class Reclaimer:
         recovery = lane.recovery
         cursor, number = recovery.cursor, recovery.number
         assert cursor is not None
+        if self._has_times and not lane.flows.resting.is_loaded(number):
+            await self._load_waits(lane, number)
         if lane.epoch:
             if known := lane.flows.known(number):
                 cursor, room = await self._skip_known(lane, cursor, known, room)
@@ -84,6 +94,19 @@ class Reclaimer:
         recovery.advance(cursor, number)
         if recovery.is_over:
             lane.flows.recovered()
+
+    async def _load_waits(self, lane: Lane, number: int) -> None:
+        """Until when messages wait, as the last owner has noted it."""
+        dues, at = dict[bytes, float](), 0
+        while True:
+            last = at + LISTED - 1
+            flat = await self._client.execute_command("ZRANGE", lane.waits_key, at, last, "WITHSCORES")
+            pairs = pairs_of(flat)
+            dues.update({entry_id: float(due) for entry_id, due in pairs})
+            if len(pairs) < LISTED:
+                break
+            at += LISTED
+        self._queue.load_times(lane, number, dues)
 
     async def _skip_known(self, lane: Lane, cursor: bytes, known: Collection[bytes], room: int) -> tuple[bytes, int]:
         """Where the first message is that is not known here, and how many follow it. If there is none: the last one."""

@@ -16,6 +16,7 @@ from rsmq.consumer.running.batch_runner import BatchRunner
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.queue import Queue
+from rsmq.consumer.waiting.start_times import StartTimes
 from rsmq.errors import RsmqError
 from rsmq.handler.child_process import call_for
 from rsmq.handler.error_hook import ErrorHook
@@ -46,19 +47,23 @@ def build_runner(
     stats: Counter[str],
     encoding: Encoding = PLAIN,
     patience: timedelta = Settings.key_patience,
+    times: StartTimes | None = None,
 ) -> Runner:
-    """The runner for a handler. A message that cannot be decoded yet waits for `patience`."""
-    payload_call = build_payload_call(handler, middlewares)
+    """The runner for a handler. A message that cannot be decoded yet waits for `patience`. `times`: its rule for when
+    messages may start."""
+    payload_call, call = build_payload_call(handler, middlewares), build_call(handler, middlewares)
+    if times is not None:
+        call = times.guard(call)
     kind = Runner if handler.batch is None else BatchRunner
     hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
     reader = PayloadReader(handler.decode, encoding)
-    return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call, hooks, reader, patience)
+    return kind(handler, call, queue, settler, stats, payload_call, hooks, reader, patience)
 
 
 def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:
     """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
-    if handler.execution != "inline" or handler.outputs or handler.tenants is not None:
-        return None  # an output belongs to a message, and a tenant is a function of it
+    if handler.execution != "inline" or handler.outputs or handler.tenants is not None or handler.when is not None:
+        return None  # an output belongs to a message; a tenant, and when it may start, is a function of it
     if handler.counts_messages:
         return None  # and so does a permit, a failure or a cost
     call = handler.signature.payload_call()

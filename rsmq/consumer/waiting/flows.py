@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from rsmq.consumer.waiting.ids import Ids
 from rsmq.consumer.waiting.named_flows import FlowName, NamedFlows
+from rsmq.consumer.waiting.resting import ALONE, Resting
 from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
 
@@ -62,12 +63,13 @@ class Flows:
     in `aside` are first deliveries of which the server does not know yet that they have not started; those in `gone`
     were deleted, and have their dead letter. `thin` are the keys and names whose flow is to be read again; a key in
     `dry` has no message in memory, not even one that runs. `named` are the flows of tenants and of names of rates.
+    `resting` is what waits for a time, with only ids behind it.
     Invariant: all that waits as an id above `kept_until` is a first delivery.
     """
 
     __slots__ = (
         "_asked", "_calls", "_fillings", "_known", "aside", "dry", "far", "gone", "held", "kept_until", "named",
-        "newest", "parked", "raw_entries", "thin", "untimed", "waiting",
+        "newest", "parked", "raw_entries", "resting", "thin", "untimed", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -75,6 +77,7 @@ class Flows:
         self.aside: dict[bytes, None] = {}
         self.gone: set[bytes] = set()
         self.named = NamedFlows()
+        self.resting = Resting()
         self.thin: dict[bytes | FlowName, None] = {}
         self.dry: set[bytes] = set()
         self.newest = (0, 0)
@@ -193,7 +196,8 @@ class Flows:
 
     def _look_at(self, key: bytes, flow: KeyFlow) -> None:
         """Read more of a flow before it runs dry, unless its key cannot start soon."""
-        if flow.ids and len(flow) <= FEW and key not in self.parked and key not in self.held:
+        cannot_start = key in self.parked or key in self.held or key in self.resting
+        if flow.ids and len(flow) <= FEW and not cannot_start:
             self.thin[key] = None
 
     @property
@@ -233,7 +237,7 @@ class Flows:
                 break
             if isinstance(key, bytes):
                 flow = self.waiting.get(key, NONE)
-                is_over = not flow.ids or key in self.parked or key in self.held
+                is_over = not flow.ids or key in self.parked or key in self.held or key in self.resting
                 most = 0 if is_full and key not in self.dry else FEWEST if is_full else SHARE
                 ids = flow.ids.first(min(most, PAGE - count)) if flow.ids else []
             else:
@@ -315,7 +319,8 @@ class Flows:
 
     def far_ids(self) -> Iterator[bytes]:
         """The ids of all that waits without a message."""
-        return chain(chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids), self.named.ids())
+        ids = chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids)
+        return chain(ids, self.named.ids(), self.resting.ids)
 
     def known(self, recovery: int) -> frozenset[bytes]:
         """The same at the begin of the recovery with this number: others come only by itself, behind its cursor."""
@@ -352,6 +357,44 @@ class Flows:
         del self.held[name]
         if isinstance(name, bytes):
             self._look_at(name, self.waiting.get(name, NONE))
+
+    # -- a time ---------------------------------------------------------------------------------------------------
+
+    def rest(self, key: bytes | None, message: Message) -> list[Message]:
+        """A message that holds its key waits for a time: only its id is kept, and those of the messages behind it.
+
+        Returns all that have left memory. Behind it there must be no ids: some of them may be on their way.
+        """
+        name = ALONE + message.entry_id if key is None else key
+        flow = self.waiting.setdefault(name, NONE)
+        behind = list(flow)
+        flow.clear()
+        self.resting.add(name, message.entry_id, is_retry=message.is_redelivered and message.attempt > 1)
+        self._note_far(message, parse_stream_id(message.entry_id))
+        for each in behind:
+            self.keep_id(name, each)
+        self.thin.pop(name, None)
+        return [message, *behind]
+
+    def wake(self, entry_id: bytes, *, is_rescheduled: bool) -> bool:
+        """Its time has come: it is read again. False: it does not wait here as an id."""
+        key = self.resting.wake(entry_id, is_rescheduled=is_rescheduled)
+        if key is None:
+            return False
+        flow = self.waiting[key]
+        if flow is NONE:
+            flow = self.waiting[key] = KeyFlow()
+        if flow.ids is None:
+            flow.ids = Ids()
+        flow.ids.put_first(entry_id)
+        self.dry.add(key)
+        self.thin[key] = None
+        return True
+
+    def leave_alone(self, key: bytes) -> None:
+        """A message without a key does not wait any more: nothing else is behind it."""
+        if key.startswith(ALONE):
+            self.waiting.pop(key, None)
 
     def stop_timers(self, ids: Collection[bytes]) -> list[Message]:
         """Parked messages that get another due time: copies take their place, so their timers do nothing any more.
@@ -390,12 +433,13 @@ class Flows:
             flow.clear()
             if flow is not NONE:
                 flow.ids = None
-        for key in free | self.parked.keys() | self.dry:
+        for key in free | self.parked.keys() | self.dry | set(self.resting.keys):
             self.waiting.pop(key, None)
         self.far = 0
         self.aside = {}
         self.gone.clear()
         self.named.clear()
+        self.resting.clear()
         self.thin.clear()
         self.dry.clear()
         self._asked = []

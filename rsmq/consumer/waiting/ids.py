@@ -52,6 +52,15 @@ class Ids:
                 at += 1
         return None
 
+    def put_first(self, entry_id: bytes) -> None:
+        """One more, at the front."""
+        halves = array("Q", parse_stream_id(entry_id))
+        if self._first:
+            self._first -= 2
+            self._halves[self._first : self._first + 2] = halves
+        else:
+            self._halves = halves + self._halves
+
     def drop(self, count: int) -> None:
         """So many at the front are gone."""
         self._first += 2 * count

@@ -71,6 +71,7 @@ class Lane:
         "settling",
         "stream",
         "topic",
+        "waits_key",
         "windows",
     )  # fmt: skip
 
@@ -84,6 +85,7 @@ class Lane:
         self.stream = keys.stream(topic, partition)
         self.lease_key = keys.lease(topic, partition, group)
         self.retry_key = keys.retry(topic, partition, group)
+        self.waits_key = keys.waits(topic, partition, group)
         self.dlq_key = keys.dlq(topic, partition, group)
         self.errors_key = keys.errors(topic, partition, group)
         self.cancels_key = keys.cancels(topic, partition, group)

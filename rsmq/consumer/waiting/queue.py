@@ -6,7 +6,7 @@ Pure bookkeeping without I/O. The runner takes from `ready`; everything else is 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -17,6 +17,7 @@ from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimi
 from rsmq.consumer.waiting.named_flows import FlowName
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.consumer.waiting.ready_bands import ReadyBands, TurnsOfBands
+from rsmq.consumer.waiting.start_times import StartTimes
 from rsmq.consumer.waiting.turns import Turns
 from rsmq.handler.bands import BandRules
 from rsmq.model.delivery_state import DeliveryState
@@ -44,6 +45,8 @@ class Queue:
         self.rate_limit: RateLimit | None = None
         self.group_limit: ConcurrencyLimit | None = None
         self.message_rate: MessageRate | None = None
+        self._times: StartTimes | None = None
+        self._on_rest: Callable[[], None] = lambda: None
         self.held = 0
         self.in_flight = 0
         self.blocked = 0
@@ -97,7 +100,8 @@ class Queue:
     def _add_behind(self, lane: Lane, message: Message, key: bytes, behind: KeyFlow, *, is_ahead: bool) -> None:
         """A message whose key is taken."""
         flows = lane.flows
-        if behind.ids or (is_ahead and self._is_far(flows, key, behind)):  # behind ids there are ids only: their order
+        # behind ids there are ids only: their order
+        if behind.ids or key in flows.resting or (is_ahead and self._is_far(flows, key, behind)):
             flows.keep_id(key, message)
             lane.in_flight.discard(message.entry_id)
             self.in_flight -= 1
@@ -347,6 +351,7 @@ class Queue:
             self.behind += len(messages)
         if flows.end_drought(key):
             self.release(lane, key)
+            flows.leave_alone(key)
         flows.look_again(key)
         return True
 
@@ -401,6 +406,7 @@ class Queue:
             or self.group_limit is not None
             or self.message_rate is not None
             or self._turns is not None
+            or self._times is not None
         )
 
     @property
@@ -418,17 +424,19 @@ class Queue:
         return self.held + sum(len(e.entries) if type(e) is raw else 1 + self.waits_behind(e, e.origin) for e in single)
 
     def waits(self, lanes: Iterable[Lane]) -> dict[str, int]:
-        """How many messages wait, and for what: `key` (behind one that runs or is ready), `retry` or `rate`, with those
-        behind. May be called from any thread."""
+        """How many messages wait, and for what: `key` (behind one that runs or is ready), `retry`, `rate` or `time`,
+        with those behind. May be called from any thread."""
         flows = [lane.flows for lane in list(lanes)]
         for_retry, for_rate = (sum(each.far_behind(held) for each, held in of) for of in (
             [(each, each.parked) for each in flows], [(each, each.held) for each in flows],
         ))  # fmt: skip
-        far = sum(each.far - each.named.count for each in flows) - for_retry - for_rate
+        for_time = sum(len(each.resting) + each.far_behind(each.resting.keys) for each in flows)
+        far = sum(each.far - each.named.count for each in flows) - for_retry - for_rate - for_time
         return {
             "key": max(0, self.behind) + max(0, far),
             "retry": max(0, self.blocked - self.held) + for_retry,
             "rate": self.limited + for_rate + sum(count for name, count in self.far_in(flows) if self._waits_for(name)),
+            "time": for_time,
         }
 
     @staticmethod
@@ -474,7 +482,7 @@ class Queue:
         elif self._turns is not None:
             in_memory -= sum(self._turns.waiting().values())
         far = sum(count for name, count in self.far_in([lane.flows for lane in lanes]) if not self._waits_for(name))
-        return Work(running, max(0, in_memory) + far, max(0, for_key), waits["rate"], parked)
+        return Work(running, max(0, in_memory) + far, max(0, for_key), waits["rate"], parked, waits["time"])
 
     def state_of(self, lane: Lane, entry_id: bytes) -> tuple[DeliveryState, Message | None] | None:
         """What a message of a lane waits for, with the message unless only its id is kept.
@@ -541,9 +549,12 @@ class Queue:
         Those whose key, or name, may start none now are held. Raw entries are not counted: `RawCalls` asks for each.
         """
         ready, rate, whole, group = self.ready, self.message_rate, self.rate_limit, self.group_limit
+        times = self._times
         while ready and (whole is None or whole.room()) and (group is None or group.admits()):
             message = ready.popleft()
             is_raw = type(message) is RawEntries
+            if times is not None and self._rests(times, message, message.origin):
+                continue
             if is_raw or rate is None or rate.starts(message, message.origin):
                 if whole is not None and not is_raw:
                     whole.start()
@@ -551,9 +562,66 @@ class Queue:
                     group.enter()
                 if self._names is not None and not is_raw:
                     self._started(message, message.origin)
+                if times is not None and not is_raw:
+                    message.origin.flows.resting.excused.discard(message.entry_id)
                 return message  # type: ignore[no-any-return]
             self.hold(message, message.origin)
         return None
+
+    # -- a time ---------------------------------------------------------------------------------------------------
+
+    def start_by(self, times: StartTimes, on_rest: Callable[[], None]) -> None:
+        """A rule says when a message may start: before the runner runs. `on_rest` is called when one has to wait."""
+        self._times = times
+        self._on_rest = on_rest
+
+    def load_times(self, lane: Lane, recovery: int, dues: Mapping[bytes, float]) -> None:
+        """Until when messages of a lane wait, as the server knows it at the begin of a recovery."""
+        lane.flows.resting.load(recovery, dues)
+        self._on_rest()
+
+    def _rests(self, times: StartTimes, message: Message, lane: Lane) -> bool:
+        """Whether a message that was taken may not start yet: then it waits."""
+        resting, entry_id = lane.flows.resting, message.entry_id
+        due = resting.due_of(entry_id, times.now_ms()) if resting.known else None
+        is_known = due is not None
+        if entry_id in resting.excused:
+            return False
+        if due is None:
+            due = times.due_ms(message)
+        if due is None:
+            return False
+        self._rest(message, lane)
+        if not is_known:
+            resting.note(entry_id, due)
+        self._on_rest()
+        return True
+
+    def _rest(self, message: Message, lane: Lane) -> None:
+        key, flows = message.routing_key if self.is_ordered else None, lane.flows
+        flow = None if key is None else flows.waiting.get(key)
+        if flow is not None and flow.ids:  # some of these may be on their way, so nothing can be put before them
+            self.hold(message, lane)
+            return
+        self._next_suspect(message)
+        if self._names is not None:
+            self._started(message, lane)
+        left = flows.rest(key, message)
+        lane.forget([each.entry_id for each in left])
+        self.in_flight -= len(left)
+        self.behind -= len(left) - 1
+        self._on_thin()
+
+    def wake(self, lane: Lane, entry_id: bytes, *, is_rescheduled: bool) -> None:
+        """The time of a message has come, if it waits here for one."""
+        if lane.flows.wake(entry_id, is_rescheduled=is_rescheduled):
+            self._on_thin()
+            return
+        message = next((each for each in lane.flows.held.values() if each.entry_id == entry_id), None)
+        if message is not None:
+            if is_rescheduled:
+                lane.flows.resting.excused.add(entry_id)
+            self.let_go(message, lane)
 
     def hold(self, message: Message, lane: Lane) -> None:
         """The rate of a ready message is used up: it and what is behind its key wait for `let_go`."""

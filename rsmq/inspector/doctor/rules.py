@@ -135,6 +135,18 @@ def check_missing_keys(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_read_ahead(facts: QueueFacts) -> Iterator[str]:
+    """What waits for a time leaves room to read on."""
+    for group in facts.board.groups:
+        used = max((member.read_ahead_used for member in group.members), default=0)
+        if used:
+            yield (
+                f"what waits for a time in {title(group)} takes {used} % of RSMQ_READ_AHEAD in a partition: at 100 % "
+                f"nothing more is read there, and messages that may start wait, too. Publish with at=quiet.next(zone) "
+                f"instead, or raise RSMQ_READ_AHEAD"
+            )
+
+
 def check_members(facts: QueueFacts) -> Iterator[str]:
     """Every member can own a partition."""
     for group in facts.board.groups:
@@ -368,7 +380,7 @@ def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_records: "records",
     check_groups: "group", check_served: "group", check_trend: "backlog",
-    check_holds: "holds", check_missing_keys: "keys",
+    check_holds: "holds", check_missing_keys: "keys", check_read_ahead: "waiting",
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",

@@ -316,7 +316,14 @@ async def test_counts_of_removed_entries_that_are_none(partition: Partition, key
 async def test_a_reset_of_a_group_with_a_lease_of_words(partition: Partition, keys: Keys, value: bytes) -> None:
     """It has a new epoch, so that what the old run settles is refused."""
     at = ("orders", 3, "billing")
-    names = (partition.stream, partition.lease, partition.retry, keys.cancels(*at), keys.cancelled(*at))
+    names = (
+        partition.stream,
+        partition.lease,
+        partition.retry,
+        keys.cancels(*at),
+        keys.cancelled(*at),
+        keys.waits(*at),
+    )
     await partition.call("HSET", partition.lease, "epoch", value, "run", value)
     now = await partition.now_ms()
     assert await RESET_GROUP(partition.client, names, ("billing", "0")) == b"OK"

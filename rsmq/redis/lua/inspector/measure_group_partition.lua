@@ -1,12 +1,22 @@
 #!lua flags=no-writes
 -- PURPOSE  Read the state of one partition for one group, without sending a payload.
--- KEYS     1 stream  2 lease hash  3 retry zset  4 dead-letter stream
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 dead-letter stream  5 waits zset, or none (then what waits
+--          for a time counts as well)
 -- ARGV     1 group  2 last delivered id  3 limit of parked ids to read:int
 -- RETURNS  {oldest pending id, oldest undelivered id, oldest parked id, parked, dead letters, owner, epoch, until_ms,
 --          consumer, pending, ...}; '' is none
 -- WHY      One command instead of six: a refresh costs one command for each partition. And one moment: a message that
 --          moves between the pending list and the retry set is in one of them.
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
+if KEYS[5] and redis.call('EXISTS', KEYS[5]) == 1 then -- of the oldest 1000 the first that may have started
+  pending[2] = nil
+  for _, row in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000)) do
+    if row[4] > 0 and (tonumber(redis.call('ZSCORE', KEYS[5], row[1]) or 0) <= 0) then
+      pending[2] = row[1]
+      break
+    end
+  end
+end
 local following = redis.pcall('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 1)[1] -- an error behind the last id
 local oldest, least = '', nil
 for _, member in ipairs(redis.call('ZRANGE', KEYS[3], 0, ARGV[3] - 1)) do

@@ -1,0 +1,134 @@
+"""What waits in one lane for a time: the ids of messages that hold their keys and may not start yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from math import inf
+from typing import Final
+
+from rsmq.model.clock import monotonic
+
+ALONE: Final = b"\xff\xff"
+"""Begins the key under which a message without a key waits; its id follows. No text in UTF-8 begins so."""
+NOW: Final = 1.0
+"""A due time that is over, in ms since 1970. What has 0 was named to its owner already."""
+
+
+class Resting:
+    """Only the id of such a message is kept. When it may start, the server knows: this has no due times.
+
+    `notes` are due times in ms since 1970 that the server does not have yet, and `forgotten` ids that it may forget.
+    `known` are the due times that it had when the lane was taken over. `excused` were rescheduled: the rule is not
+    asked again. `retries` are those of what waits that have failed before. `look_at` (monotonic): when the next one is
+    due.
+    """
+
+    __slots__ = ("_by_id", "_by_key", "_loaded", "excused", "forgotten", "known", "look_at", "notes", "retries")
+
+    def __init__(self) -> None:
+        self._by_key: dict[bytes, bytes] = {}
+        self._by_id: dict[bytes, bytes] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all of it: the next owner finds it in the server."""
+        self._by_key.clear()
+        self._by_id.clear()
+        self.notes = dict[bytes, float]()
+        self.forgotten = dict[bytes, None]()
+        self.known: dict[bytes, float] = {}
+        self.excused = set[bytes]()
+        self.retries = set[bytes]()
+        self.look_at = inf
+        self._loaded = -1
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    @property
+    def keys(self) -> Iterable[bytes]:
+        """The keys that are held so. May be called from any thread."""
+        return list(self._by_key)
+
+    @property
+    def ids(self) -> Iterable[bytes]:
+        """The ids that wait."""
+        return self._by_id.keys()
+
+    def add(self, key: bytes, entry_id: bytes, *, is_retry: bool) -> None:
+        """A message waits, and holds its key."""
+        self._by_key[key] = entry_id
+        self._by_id[entry_id] = key
+        self.forgotten.pop(entry_id, None)
+        if is_retry:
+            self.retries.add(entry_id)
+
+    def note(self, entry_id: bytes, due_ms: float) -> None:
+        """Tell the server until when."""
+        self.notes[entry_id] = due_ms
+
+    def wake(self, entry_id: bytes, *, is_rescheduled: bool) -> bytes | None:
+        """Its time has come. Returns its key; None: it does not wait here."""
+        key = self._by_id.pop(entry_id, None)
+        if key is None:
+            return None
+        del self._by_key[key]
+        self.retries.discard(entry_id)
+        if is_rescheduled:
+            self.excused.add(entry_id)
+        return key
+
+    def due_of(self, entry_id: bytes, now_ms: int) -> float | None:
+        """When the last owner let a message start, if that is still to come. It was excused if it was rescheduled."""
+        due = self.known.pop(entry_id, None)
+        if due is None or due > now_ms:
+            return due
+        if due == -1 or due % 1:
+            self.excused.add(entry_id)
+        return None
+
+    def look_in(self, seconds: float) -> None:
+        """Ask the server again in so many seconds."""
+        self.look_at = monotonic() + seconds
+
+    def forget(self, entry_id: bytes) -> None:
+        """The server has named it as due, and it was read again, or does not wait here."""
+        self.forgotten[entry_id] = None
+
+    # -- the server -----------------------------------------------------------------------------------------------
+
+    def is_loaded(self, recovery: int) -> bool:
+        """Whether the due times were read for the recovery with this number."""
+        return self._loaded == recovery
+
+    def load(self, recovery: int, dues: Mapping[bytes, float]) -> None:
+        """The due times that the server has. What waits here and is not among them is asked about again."""
+        self._loaded = recovery
+        self.known = {entry_id: due for entry_id, due in dues.items() if entry_id not in self._by_id}
+        for entry_id in self._by_id.keys() - dues.keys() - self.notes.keys():
+            self.note(entry_id, NOW)
+        self.look_at = monotonic()
+
+    def news(self, most: int) -> tuple[list[bytes], list[tuple[bytes, float]]]:
+        """Some ids that the server may forget, and some due times for it."""
+        return list(islice(self.forgotten, most)), list(islice(self.notes.items(), most))
+
+    def told(self, forgotten: Sequence[bytes], notes: Sequence[tuple[bytes, float]]) -> None:
+        """The server has these."""
+        for entry_id in forgotten:
+            self.forgotten.pop(entry_id, None)
+        for entry_id, due in notes:
+            if self.notes.get(entry_id) == due:
+                del self.notes[entry_id]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell the server."""
+        return bool(self.notes or self.forgotten)
+
+    def __repr__(self) -> str:
+        return f"<Resting {len(self)} news={len(self.notes) + len(self.forgotten)}>"
