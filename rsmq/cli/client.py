@@ -24,7 +24,7 @@ from rsmq.inspector.text import timestamp
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import count, printable
 from rsmq.persistence.mqtt_bans import KINDS, Ban, BanKind, MqttBans
-from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
+from rsmq.persistence.mqtt_clients import MqttClient, MqttClients, MqttConnection
 from rsmq.persistence.mqtt_traces import MqttTraces
 
 WAIT = 5.0
@@ -62,18 +62,25 @@ def list_(
 def show(client: ClientId, url: Url = None, as_json: Json = False) -> None:
     """One client: its connection, its session and its subscriptions."""
 
-    async def read(broker: Broker) -> MqttClient | None:
-        return await MqttClients(broker.client, broker.keys).find(client)
+    async def read(broker: Broker) -> tuple[MqttClient | None, MqttConnection | None]:
+        clients = MqttClients(broker.client, broker.keys)
+        found = await clients.find(client)
+        return found, None if found is None else await clients.connection(found)
 
-    found = ask_broker(url, read)
+    found, connection = ask_broker(url, read)
     if found is None:
         raise NotFound(f"MQTT client {client!r} is not connected and has no session")
     if as_json:
-        print_json(as_object(found))
+        print_json(as_object(found) | {"connection": connection})
         return
     by = f"{timestamp(found.connected_at)} by {printable(found.gateway)}" if found.gateway else "no"
     print_line(f"client: {printable(found.client_id)}")
     print_line(f"connected: {by}")
+    if connection is not None:
+        print_line(f"address: {printable(connection.address) or 'unknown'}")
+        print_line(f"user: {printable(connection.user or 'none')}")
+        print_line(f"protocol: {connection.protocol or 'unknown'}")
+        print_line(f"keep alive: {f'{connection.keep_alive} s' if connection.keep_alive else 'none'}")
     print_line(f"seen: {timestamp(found.seen_at) or 'never'}")
     print_line(f"session expiry: {found.expiry} s")
     print_line(f"waiting: {found.waiting}")

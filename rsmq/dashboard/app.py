@@ -73,6 +73,7 @@ PAGES: Final[dict[str, Build]] = {
     "/devices": device.devices,
     "/device/{name:path}": device.device,
     "/connections": connection.connections,
+    "/retained": connection.retained,
     "/connection/{name:path}": connection.connection,
     "/audit": device.audit,
 }

@@ -9,11 +9,12 @@ from datetime import timedelta
 
 from rsmq.dashboard.html import Row, about, link, table, tag, text_field
 from rsmq.dashboard.page import Page, Visit
-from rsmq.dashboard.queries import MOST_DEVICES, PageNotFound
+from rsmq.dashboard.queries import MOST_DEVICES, MOST_SCANNED, PREVIEW, PageNotFound, as_text
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, duration, number
-from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
+from rsmq.persistence.mqtt_clients import MqttClient, MqttConnection, MqttGateway
+from rsmq.persistence.retained_messages import some_retained
 
 NEVER = 0xFFFFFFFF
 
@@ -36,6 +37,7 @@ async def connections(visit: Visit) -> Page:
         [
             table(("gateway", "#clients", "lease until"), [gateway_row(each) for each in gateways],
                   "no MQTT gateway runs"),
+            tag("p", link("retained messages", visit.url("retained"))),
             tag("h2", "Clients"),
             tag("form", text_field("client", "client id", name), tag("button", "show"), class_="bar"),
             tag("p", shown + (f", the first {MOST_DEVICES} are shown" if is_more else "")),
@@ -59,14 +61,39 @@ def client_row(visit: Visit, each: MqttClient) -> Row:
     )  # fmt: skip
 
 
+async def retained(visit: Visit) -> Page:
+    """Some retained messages, or those with a text in their topic names."""
+    visit.check_devices()
+    wanted, queries = visit.given("q"), visit.queries
+    found, is_more = await some_retained(queries.client, queries.keys, wanted, MOST_DEVICES, MOST_SCANNED)
+    rows = [
+        Row(each.topic, (
+            each.topic, each.qos, timestamp(each.published), timestamp(each.expires) or "never",
+            tag("code", as_text(each.data)[:PREVIEW])))
+        for each in found
+    ]  # fmt: skip
+    more = f", there may be more: the first of {number(MOST_SCANNED)} are shown" if is_more else ""
+    columns = ("topic", "#QoS", "published", "expires", "payload")
+    return Page(
+        "Retained messages",
+        [
+            visit.search(), tag("p", f"{count(len(found), 'retained message')}{more}"),
+            table(columns, rows, "no retained message matches"),
+        ],
+        crumbs=[("Connections", visit.url("connections"))],
+    )  # fmt: skip
+
+
 async def connection(visit: Visit, name: str) -> Page:
     """One client: its connection, its session and its subscriptions."""
     visit.check_devices()
     found = await visit.queries.mqtt.find(name)
     if found is None:
         raise PageNotFound(f"MQTT client {name!r} is not connected and has no session")
+    link_to = await visit.queries.mqtt.connection(found)
     values = {
         "connected": f"{timestamp(found.connected_at)} by {found.gateway}" if found.gateway else "no",
+        **(about_connection(link_to) if link_to else {}),
         "last heard": timestamp(found.seen_at) or "never", "session": session_text(found),
         "queued": count(found.waiting, "letter"), "dropped": count(found.dropped, "letter"),
         "will": "published if the connection breaks" if found.has_will else "none",
@@ -84,6 +111,15 @@ async def connection(visit: Visit, name: str) -> Page:
         ],
         crumbs=[("Connections", visit.url("connections"))],
     )  # fmt: skip
+
+
+def about_connection(found: MqttConnection) -> dict[str, str]:
+    """How a client is connected."""
+    return {
+        "address": found.address or "unknown", "user": found.user or "none",
+        "protocol": found.protocol or "unknown",
+        "keep-alive": duration(timedelta(seconds=found.keep_alive)) if found.keep_alive else "none",
+    }  # fmt: skip
 
 
 def session_text(each: MqttClient) -> str:

@@ -12,11 +12,11 @@ import anyio
 from rsmq.errors import BrokerError
 from rsmq.gateway.connections.context import Context
 from rsmq.gateway.fleet.message import Published
-from rsmq.gateway.fleet.retained import BUCKETS
 from rsmq.model.clock import epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.words import installed
 from rsmq.persistence.mqtt_clients import MqttClients, MqttGateway
+from rsmq.persistence.retained_messages import BUCKETS
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all
 

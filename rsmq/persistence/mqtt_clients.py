@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any, Final
 
 import anyio
-from pydantic_core import from_json
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
 
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.keys import Keys
@@ -30,6 +31,39 @@ PUBLISHED: Final = b"published"
 PAGE: Final = 500
 POLL: Final = 0.05
 FIELDS: Final = ("gateway", "connected_ms", "seen_ms", "mqtt", "dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class MqttConnection:
+    """A connection as its gateway has noted it. `keep_alive`: seconds, 0 for none."""
+
+    address: str = ""
+    user: str | None = None
+    level: int = 0
+    is_bridge: bool = False
+    keep_alive: int = 0
+
+    @property
+    def protocol(self) -> str:
+        """The version of MQTT, in words; empty if it is not known."""
+        version = {3: "MQTT 3.1", 4: "MQTT 3.1.1", 5: "MQTT 5"}.get(self.level, "")
+        return f"{version}, as a bridge" if version and self.is_bridge else version
+
+    def packed(self) -> bytes:
+        """As the server keeps it."""
+        return to_json(self)
+
+    @classmethod
+    def read(cls, entry: bytes | None) -> MqttConnection | None:
+        """From an entry of the clients of a gateway; None if it has none that can be read."""
+        raw = (entry or b"").partition(b":")[2].partition(b":")[2]
+        try:
+            return CONNECTION.validate_json(raw) if raw else None
+        except ValueError:  # another client, or an older gateway, has written it
+            return None
+
+
+CONNECTION: Final = TypeAdapter(MqttConnection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +150,13 @@ class MqttClients:
     async def find(self, client_id: str) -> MqttClient | None:
         """A client with its session, or None."""
         return (await self.find_all([client_id]))[0]
+
+    async def connection(self, client: MqttClient) -> MqttConnection | None:
+        """How a client is connected; None if it is not, or its gateway has not noted it."""
+        if client.gateway is None:
+            return None
+        key = self._keys.gateway_clients(client.gateway)
+        return MqttConnection.read(await self._client.execute_command("HGET", key, client.client_id))
 
     async def find_all(self, client_ids: Sequence[str]) -> list[MqttClient | None]:
         """Clients with their sessions, in one exchange; None for one that is not known."""

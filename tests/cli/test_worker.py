@@ -430,14 +430,14 @@ for number in range(10):
 
 
 def test_a_kill_among_many_handlers_is_a_few_lines(cli: Cli, start: Start) -> None:
-    """One of three processes with ten handlers is killed and replaced: a line for each process and change, not each
+    """One of four processes with ten handlers is killed and replaced: a line for each process and change, not each
     handler. The details are there with `--log-level debug`."""
     (cli.directory / "many.py").write_text(MANY)
-    parent = start("worker", "many:broker", "--processes", "3")
-    parent.expect("handlers have 3 members", 3)
+    parent = start("worker", "many:broker", "--processes", "4")
+    parent.expect("handlers have 4 members", 4)
     before = len(parent.lines)
     os.kill(max(parent.pids - {parent.process.pid}), signal.SIGKILL)
-    parent.expect("handlers have 3 members", 6)  # of the two that go on, and of the new one
+    parent.expect("handlers have 4 members", 8)  # of the three that go on, and of the new one
     after = [line for line in parent.lines[before:] if "rsmq.preflight" not in line]
     assert len(after) <= 12, after
     assert any("took " in line and " of 10 handlers" in line for line in parent.lines)

@@ -71,6 +71,10 @@ async def test_clients_are_listed_shown_and_kicked(
     assert [(each["filter"], each["retain_as_published"], each["identifier"]) for each in found["subscriptions"]] == [
         (f"{name}/+", True, 7)
     ]
+    said = found["connection"]
+    assert (said["address"], said["user"], said["level"], said["keep_alive"]) == ("127.0.0.1", None, 5, 60)
+    code, out, _ = await run(server, fleet_prefix, "client", "show", name)
+    assert "address: 127.0.0.1\nuser: none\nprotocol: MQTT 5\nkeep alive: 60 s\n" in out
     code, out, _ = await run(server, fleet_prefix, "client", "kick", name)
     assert (code, out) == (0, f"ended the connection of {name}\n")
     last = await one.ended()
@@ -242,7 +246,14 @@ async def test_the_dashboard_shows_connections_and_ends_one_for_those_who_may(
         assert f"{name}&lt;b&gt;</a>" in rows
         assert "is kept for 1 min" in rows
         assert f"{name}&lt;b&gt;" in await page(f"/connections?client={name}<b>", "LOOK")
+        await one.publish(f"{name}/<i>kept", b"{}", 1, retain=True)
+        retained = await page(f"/retained?q={name}")
+        assert ("1 retained message" in retained, f"{name}/&lt;i&gt;kept" in retained) == (True, True)
+        assert "0 retained messages" in await page("/retained?q=no-such-topic", "LOOK")
+        await one.publish(f"{name}/<i>kept", b"", 1, retain=True)  # or later tests would see it
         path = f"/connection/{quote(f'{name}<b>')}"
+        shown = await page(path)
+        assert [each for each in ("127.0.0.1", "MQTT 5", "1 min") if f"<dd>{each}</dd>" not in shown] == []
         assert f">{name}/+<" in await page(path)
         assert "no local, id 7" in await page(path)
         assert ("kick-client" in await page(path), "kick-client" in await page(path, "LOOK")) == (True, False)

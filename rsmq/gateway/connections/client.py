@@ -26,7 +26,7 @@ from rsmq.gateway.protocol.packet import PubAcks, Publish, ReasonCode, RefusedPa
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.clock import to_ms
 from rsmq.persistence.inbox_cursor import PAGE_BYTES
-from rsmq.persistence.mqtt_clients import PUBLISHED
+from rsmq.persistence.mqtt_clients import PUBLISHED, MqttConnection
 
 log = logging.getLogger("rsmq.gateway")
 
@@ -203,7 +203,8 @@ class ClientConnection(ClientLink):
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.fleet.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)
         removed, found, own = NONE, list[packet.Subscription](), (self.client_id, self.epoch)
-        noted = context.fleet.sessions.note(*own, self.expiry)  # in the same write as what follows
+        said = MqttConnection(self.address, self.user, self.level, self.is_bridge, int(self._keep_alive)).packed()
+        noted = context.fleet.sessions.note(*own, self.expiry, said)  # in the same write as what follows
         if clean:
             removed = await context.fleet.registry.write(*own, ())
         else:

@@ -13,11 +13,11 @@ from rsmq.gateway.protocol.topic_filter import matches
 from rsmq.model.keys import Keys
 from rsmq.model.record import exact_text
 from rsmq.persistence.letter import STAMP, read_mqtt
+from rsmq.persistence.retained_messages import BUCKETS
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import Value
 
-BUCKETS: Final = 8
 PAGE: Final = 500
 REMEMBERED_MS: Final = 600_000
 """How long a removal keeps its stamp."""

@@ -101,9 +101,14 @@ class Sessions:
     def _clients(self) -> str:
         return self._keys.gateway_clients(self.gateway)
 
-    def note(self, client: str, epoch: str, expiry: int) -> asyncio.Future[Any]:
-        """A client connects here: if this gateway dies, the others end its connection. `noted` must get the reply."""
-        call = self._batcher.submit(NOTE_CLIENT, (self._clients,), (client, f"{epoch}:{expiry}"))
+    def note(self, client: str, epoch: str, expiry: int, about: bytes = b"{}") -> asyncio.Future[Any]:
+        """A client connects here: if this gateway dies, the others end its connection. `noted` must get the reply.
+
+        `about`: its connection as operators see it, see `MqttConnection`.
+        """
+        call = self._batcher.submit(
+            NOTE_CLIENT, (self._clients,), (client, b"%b:%d:%b" % (epoch.encode(), expiry, about))
+        )
         # also if what is done beside it fails, so that nothing awaits it
         call.add_done_callback(lambda done: done.cancelled() or done.exception())
         return call
@@ -308,7 +313,8 @@ class Sessions:
 
 def read_end(raw: bytes, entry: bytes) -> Ended | None:
     """The end of a client that was connected to a dead gateway: its will is kept. None: another client wrote it."""
-    epoch, _, expiry = entry.partition(b":")
+    epoch, _, rest = entry.partition(b":")
+    expiry = rest.partition(b":")[0]
     client, seconds = device_id(raw), whole(expiry)
     if client is None or whole(epoch) is None or seconds is None or seconds > LONGEST_EXPIRY:
         return None
