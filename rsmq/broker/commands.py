@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from rsmq import control, dlq
 from rsmq.errors import ConfigError
-from rsmq.model.duration import Duration
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
@@ -105,6 +105,23 @@ class Commands(ABC):
         """
         command = control.Cancel(self.client, self.keys, self.settings, self.cancelled)
         return await command(message, await self._topic_of(message, topic), key, group=group, running=running)
+
+    async def erase(
+        self, key: str, *, devices: Collection[str] = (), timeout: Duration = timedelta(seconds=30)
+    ) -> control.Erased:
+        """Erase what the server holds of an ordering key, in all topics, and the inboxes of these devices.
+
+        For a person who wants to be forgotten, whose id is the key. Messages are cancelled for all groups and deleted,
+        also delayed ones and dead letters, with the notes on their failures. What was stored before the call is gone
+        when `running` is 0: what a handler works on goes on, and is waited for, at most for `timeout`. Stop what
+        publishes for the key before, and delete its rows of outboxes: what is stored meanwhile may stay.
+
+        Not found: the person in the payloads of other keys, messages without a key, retained MQTT messages, archives,
+        outboxes, your databases, logs, traces, the server's AOF until it is rewritten, its replicas' and backups. The
+        audit notes the SHA-256 of the key.
+        """
+        seconds = checked_duration("timeout", timeout).total_seconds()
+        return await control.Erase(self.client, self.keys, self.settings, self.topics)(key, devices, seconds)
 
     async def reschedule(
         self,

@@ -253,6 +253,7 @@ class SyncBroker(Blocking):
     look = blocking(Broker.look)
     find = blocking(Broker.find)
     cancel = blocking(Broker.cancel)
+    erase = blocking(Broker.erase)
     reschedule = blocking(Broker.reschedule)
 
     # -- administration -------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 `finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
 `rescheduling.py` moves a delayed or parked one; `asking.py` is what both need. `schedule_run.py` asks for a run of a
-schedule beside its ticks. `search.py` finds messages by what they hold. `holding.py` holds names of groups, and
-`audit.py` notes what an operator did.
+schedule beside its ticks. `search.py` finds messages by what they hold, `erase.py` erases those of a key. `holding.py`
+holds names of groups, and `audit.py` notes what an operator did.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rsmq.control.answer import Answer, Cancelled, Running, Settled, Unknown
     from rsmq.control.cancel import Cancel
+    from rsmq.control.erase import Erase, Erased
     from rsmq.control.holding import GroupHold, Holding
     from rsmq.control.look import Look
     from rsmq.control.rescheduling import Reschedule
@@ -27,6 +28,7 @@ else:
         __name__,
         {
             "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel",
+            "erase": "Erase Erased",
             "holding": "GroupHold Holding", "look": "Look",
             "rescheduling": "Reschedule", "schedules": "Schedules",
             "search": "Criteria FindState Findings Hit Search", "status": "GroupStatus MessageStatus",
@@ -38,6 +40,8 @@ __all__ = [
     "Cancel",
     "Cancelled",
     "Criteria",
+    "Erase",
+    "Erased",
     "FindState",
     "Findings",
     "GroupHold",

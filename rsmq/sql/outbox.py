@@ -35,8 +35,7 @@ from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database, explained, is_autocommit
 from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.relay import OutboxRelay
-from rsmq.sql.row_options import CANCEL, RowOptions
-from rsmq.sql.row_options import PLAIN as PLAIN_ROW
+from rsmq.sql.row_options import CANCEL, NO_OPTIONS, RowOptions
 from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
 
@@ -159,7 +158,7 @@ class RelayedOutbox:
         if key is None:  # a unique name lives in one partition
             key = more.get("unique")
         identity = str(uuid_utils.uuid7())
-        options = RowOptions.checked(due_time(delay, at), **more) if more else PLAIN_ROW
+        options = RowOptions.checked(due_time(delay, at), **more) if more else NO_OPTIONS
         stored, enc = self._encoding.encode(data, options.message_id or identity, key, kind)
         check_size(stored, key, headers, self._payload_limit)
         row: dict[str, Any] = {

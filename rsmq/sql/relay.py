@@ -31,7 +31,7 @@ from rsmq.redis.topics import Topic
 from rsmq.sql.database import Database
 from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.listener import CommitListener
-from rsmq.sql.row_options import CANCEL, PLAIN, RowOptions
+from rsmq.sql.row_options import CANCEL, NO_OPTIONS, RowOptions
 from rsmq.sql.status import OutboxStatus, as_utc, read_status, read_strangers
 from rsmq.sql.tables import OUTBOX
 
@@ -396,7 +396,7 @@ class OutboxRelay:
             if name in self._full:  # since this page was read
                 continue
             try:
-                options = PLAIN if more is None else RowOptions.read(more)
+                options = NO_OPTIONS if more is None else RowOptions.read(more)
                 due = "" if due_ms is None else due_of(due_ms, created_at, now, is_coarse=self._has_coarse_clock)
                 own = id_of(row_id)
                 topic = topics.get(name)

@@ -68,7 +68,7 @@ class RowOptions:
     def read(cls, text: Any) -> RowOptions:
         """From the column. Raises ValueError for what no outbox has written: another program may write rows, too."""
         if text is None:
-            return PLAIN
+            return NO_OPTIONS
         try:
             found = json.loads(text)
         except (TypeError, ValueError) as error:
@@ -110,4 +110,4 @@ class RowOptions:
         return Unique(self.unique, till, self.on_conflict or "keep")  # type: ignore[arg-type]
 
 
-PLAIN: Final = RowOptions()
+NO_OPTIONS: Final = RowOptions()

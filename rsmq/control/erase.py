@@ -1,0 +1,204 @@
+"""Erasing what a server holds of one key: its messages in every topic, and what was noted of them."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from rsmq.control.asking import MOST_ATTEMPTS
+from rsmq.control.audit import Audit
+from rsmq.dlq import DeadLetter
+from rsmq.errors import ConfigError, Malformed
+from rsmq.model.backoff import Backoff
+from rsmq.model.clock import awake, to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.packing import unpack_fields
+from rsmq.model.settings import Settings
+from rsmq.persistence import Devices
+from rsmq.redis.client.connector import Client
+from rsmq.redis.pubsub import announce
+from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, ERASE_ENTRIES, ERASE_NAMES
+from rsmq.redis.streams import group_names
+from rsmq.redis.topics import Topic, Topics
+
+log = logging.getLogger("rsmq.erase")
+
+PAGE: Final = 1000
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was deleted: messages in the streams (`stored`) and among the delayed ones, dead letters, outputs on their
+    way between slots of a cluster, unique names, letters of the named devices.
+
+    `running`: messages that are left, because a worker has them in its hands, or one that has ended had them. What has
+    not started does not start any more, and goes when a worker of the group runs. With 0, all that was stored before
+    the call is gone.
+    """
+
+    stored: int = 0
+    delayed: int = 0
+    dead: int = 0
+    outputs: int = 0
+    names: int = 0
+    letters: int = 0
+    running: int = 0
+
+
+class Erase:
+    """Cancels and deletes what has a key, round by round, until a round finds nothing.
+
+    A message is cancelled for all groups before it is deleted: its handler does not start, and it leaves no dead
+    letter. What a handler works on goes on, and is deleted in a later round.
+    """
+
+    def __init__(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> None:
+        self._client, self._keys = client, keys
+        self._topics = topics
+        self._window_ms = to_ms(settings.dedup_window)
+
+    async def __call__(self, key: str, devices: Collection[str], seconds: float) -> Erased:
+        """Everything of this key, and the inboxes of these devices. Noted in the audit, without the key itself."""
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"key={key!r} is no ordering key: pass the text that its messages were published with")
+        if isinstance(devices, str):
+            raise ConfigError(f"devices={devices!r} is a text: pass a list of client ids")
+        done, mark = Erased(), hashlib.sha256(key.encode()).hexdigest()
+
+        async def act() -> str:
+            nonlocal done
+            done = await self._rounds(key, devices, seconds)
+            return ", ".join(f"{each.name} {getattr(done, each.name)}" for each in fields(done))
+
+        async def nothing() -> dict[str, Any]:
+            return {}
+
+        who = "?"
+        with suppress(OSError, KeyError):  # a user id without a name, as in a container
+            who = getpass.getuser()
+        result = await Audit(self._client, self._keys).record(who, f"erase key sha256:{mark}", ("", ""), nothing, act)
+        log.info("erased the key sha256:%s: %s", mark, result)
+        return done
+
+    async def _rounds(self, key: str, devices: Collection[str], seconds: float) -> Erased:
+        done, end, backoff = Counter[str](), awake() + seconds, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        for device in devices:
+            done["letters"] += await Devices(self._client, self._keys).purge(device)
+        while True:
+            found = Counter[str]()
+            for name in await self._topics.names():
+                topic = await self._topics.find(name)
+                if topic is not None:
+                    await self._round(topic, key, found)
+            running = found.pop("running", 0)
+            done += found
+            if (not found.total() and not running) or awake() >= end:
+                return Erased(**done, running=running)
+            if running:
+                await asyncio.sleep(min(backoff.next(), max(0.0, end - awake())))
+
+    async def _round(self, topic: Topic, key: str, found: Counter[str]) -> None:
+        """Its partitions: of the key one in each band; outputs with the key may wait in any of them."""
+        of_key = {block.partition_for(key) for block in topic.layout.blocks}
+        for partition in topic.numbers:
+            groups = sorted(await group_names(self._client, self._keys, topic.name, partition))
+            if partition in of_key:
+                # what is due moves from the delayed ones into the stream, and from there to the dead letters
+                found["delayed"] += await self._delayed(topic, partition, key)
+                stored, running = await self._stored(topic, partition, key, groups)
+                found["stored"] += stored
+                found["running"] += running
+                found["names"] += await self._names(topic, partition, key)
+                for group in groups:
+                    found["dead"] += await self._dead(topic, partition, key, group)
+            for group in groups if self._client.is_cluster else ():
+                out = self._keys.out(topic.name, partition, group)
+                ids = [entry_id async for entry_id, flat in self._entries(out) if has_key(flat, key)]
+                found["outputs"] += await self._remove(out, ids)
+
+    async def _delayed(self, topic: Topic, partition: int, key: str) -> int:
+        """Cancel its delayed messages: a publish that is sent again does not bring them back."""
+        at, start, found = (topic.name, partition), 0, list[tuple[bytes, str]]()
+        while page := await self._client.execute_command("ZRANGE", self._keys.delayed(*at), start, start + PAGE - 1):
+            start += PAGE
+            for packed in page:
+                with suppress(Malformed):
+                    flat = unpack_fields(packed)
+                    if has_key(flat, key):
+                        given = dict(zip(flat[::2], flat[1::2], strict=False)).get(b"id", b"")
+                        found.append((packed, given.decode(errors="backslashreplace")))
+        count = 0
+        for packed, message_id in found:
+            names = (self._keys.delayed(*at), self._keys.dedup(*at, message_id))
+            await CANCEL_DELAYED(self._client, names, (packed, self._window_ms))
+            count += 1
+        return count
+
+    async def _stored(self, topic: Topic, partition: int, key: str, groups: Sequence[str]) -> tuple[int, int]:
+        """Cancel its messages for each group, and delete those that no group has. Returns how many, and how many are
+        left."""
+        keys, at, erased, left = self._keys, (topic.name, partition), 0, 0
+        ids = [entry_id async for entry_id, flat in self._entries(keys.stream(*at)) if has_key(flat, key)]
+        for group in groups:
+            own = (keys.retry(*at, group), keys.cancels(*at, group), keys.cancelled(*at, group))
+            words = [
+                await CANCEL_MESSAGE(self._client, (keys.stream(*at), *own), (group, entry_id, "asked", MOST_ATTEMPTS))
+                for entry_id in ids
+            ]
+            if any(word[0] == b"ASKED" or word[1:2] == [1] for word in words):
+                await announce(self._client, keys, topic.name, group)
+        per_group = [part(*at, group) for group in groups for part in (keys.retry, keys.errors, keys.cancels)]
+        names = (keys.stream(*at), keys.removed(*at), *per_group)
+        for first in range(0, len(ids), PAGE):
+            page = ids[first : first + PAGE]
+            gone, waiting = await ERASE_ENTRIES(self._client, names, (len(groups), *groups, *page))
+            erased, left = erased + gone, left + waiting
+        return erased, left
+
+    async def _names(self, topic: Topic, partition: int, key: str) -> int:
+        names = (self._keys.unique(topic.name, partition), self._keys.delayed(topic.name, partition))
+        cursor, total = b"0", 0
+        while True:
+            cursor, forgotten = await ERASE_NAMES(self._client, names, (cursor, PAGE, key))
+            total += int(forgotten)
+            if cursor == b"0":
+                return total
+
+    async def _dead(self, topic: Topic, partition: int, key: str, group: str) -> int:
+        dlq = self._keys.dlq(topic.name, partition, group)
+        letters = [
+            DeadLetter._read(topic.name, partition, group, entry_id, flat)
+            async for entry_id, flat in self._entries(dlq)
+        ]
+        return await self._remove(dlq, [each.id.rpartition("/")[2] for each in letters if each.key == key])
+
+    async def _entries(self, stream: str) -> AsyncIterator[tuple[bytes, list[bytes]]]:
+        """All entries of a stream, in pages."""
+        start = "-"
+        while page := await self._client.execute_command("XRANGE", stream, start, "+", "COUNT", PAGE):
+            for entry_id, flat in page:
+                yield entry_id, flat
+            start = f"({page[-1][0].decode()}"
+
+    async def _remove(self, stream: str, ids: Sequence[bytes | str]) -> int:
+        removed = 0
+        for first in range(0, len(ids), PAGE):
+            removed += await self._client.execute_command("XDEL", stream, *ids[first : first + PAGE])
+        return removed
+
+    def __repr__(self) -> str:
+        return f"<Erase under {self._keys.prefix}>"
+
+
+def has_key(flat: Sequence[bytes], key: str) -> bool:
+    """Whether an entry has this key."""
+    return any(name == b"key" and value == key.encode() for name, value in zip(flat[::2], flat[1::2], strict=False))

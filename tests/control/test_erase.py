@@ -1,0 +1,188 @@
+"""`broker.erase`: what the server holds of a key is gone, whatever state it is in, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+from tenacity import wait_fixed
+
+from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq.control import Erased
+from rsmq.control.audit import Audit
+from tests.contract.witness import ask, dies, settled
+from tests.patience import until
+
+pytestmark = pytest.mark.usefixtures("no_task_left")
+
+SECRET = "gate 7,"
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Broker:
+    """Two topics, one with bands."""
+    made = Broker(replace(settings, preflight="warn", partitions=2))
+    made.topic("sms", str, bands=("urgent", "normal"))
+    return made
+
+
+async def holds(broker: Broker, text: str) -> list[str]:
+    """The keys of this deployment whose value has a text, or whose name has it."""
+    found, needle = [], text.encode()
+    for name in await ask(broker, "KEYS", f"{broker.keys.prefix}:*"):
+        kind = await ask(broker, "TYPE", name)
+        reads: dict[bytes, tuple[Any, ...]] = {
+            b"stream": ("XRANGE", name, "-", "+"), b"hash": ("HGETALL", name), b"zset": ("ZRANGE", name, 0, -1),
+            b"string": ("GET", name),
+        }  # fmt: skip
+        value = repr(await ask(broker, *reads[kind])) if kind in reads else ""
+        if needle in value.encode() or needle in name:
+            found.append(name.decode())
+    return found
+
+
+async def test_a_key_is_erased_in_every_state(broker: Broker) -> None:
+    """Unread in one group, settled in another; delayed, parked, dead, with a unique name; in a band. Others stay."""
+
+    @broker.handler("push", group="sender", retry=RetryPolicy(max_attempts=3, wait=wait_fixed(3600)))
+    async def send(text: str, message: Message) -> None:
+        if "parked" in text:
+            raise Retry(text)
+        if "dead" in text:
+            raise Reject(text)
+
+    async with broker.running():
+        for key in ("ada", "bob"):
+            for what in ("settled", "dead"):
+                await broker.publish("push", f"{SECRET} {what} {key}", key=key)
+            await broker.publish("push", f"{SECRET} parked {key}", key=key)
+            await broker.publish("push", f"{SECRET} behind {key}", key=key)
+        await dies(broker, "push", "sender", 2)
+        await until(lambda: parked(broker), "two wait for a retry")
+    async with broker:
+        for key in ("ada", "bob"):
+            await broker.publish("push", f"{SECRET} delayed {key}", key=key, delay="1h")
+            await broker.publish(
+                "push", f"{SECRET} named {key}", key=key, delay="1h", unique=f"cart of {key}", until="2h"
+            )
+            await broker.publish("push", f"{SECRET} unread {key}", key=key, unique=key)
+            await broker.publish("sms", f"{SECRET} urgent {key}", key=key, band="urgent")
+            await broker.publish("sms", f"{SECRET} normal {key}", key=key)
+        done = await broker.erase("ada", timeout=timedelta(milliseconds=1))
+        assert done == Erased(stored=5, delayed=2, dead=1, names=2, running=2), (
+            "what a worker had needs a worker to end"
+        )
+    async with broker.running():
+        done = await broker.erase("ada", timeout="20s")
+        assert done == Erased(stored=2)
+        assert await holds(broker, " ada") == []
+        assert len(await holds(broker, " bob")) >= 4
+        assert await broker.erase("ada") == Erased()
+        (entry,) = [
+            each for each in await Audit(broker.client, broker.keys).newest() if each.result.startswith("stored 5")
+        ]
+        assert entry.what == f"erase key sha256:{hashlib.sha256(b'ada').hexdigest()}"
+        assert await ask(broker, "ZCARD", broker.keys.delayed("push", broker_partition(broker, "push", "bob"))) == 2
+
+
+def broker_partition(broker: Broker, topic: str, key: str) -> int:
+    """Where a key is."""
+    found = broker.topics._cached(topic)
+    assert found is not None
+    return found.normal.partition_for(key)
+
+
+async def parked(broker: Broker) -> bool:
+    """Whether two messages wait for their retry."""
+    counts = [await ask(broker, "ZCARD", broker.keys.retry("push", number, "sender")) for number in range(2)]
+    return sum(counts) == 2
+
+
+async def test_what_a_handler_works_on_is_waited_for(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """It goes on, and leaves no dead letter. What waits behind it does not start. None counts as deleted by others."""
+    goes_on, began = asyncio.Event(), list[str]()
+    caplog.set_level(logging.INFO, "rsmq")
+
+    @broker.handler("push", group="sender", retry=RetryPolicy(max_attempts=1))
+    async def send(text: str) -> None:
+        began.append(text)
+        if text == "first":
+            await goes_on.wait()
+            raise OSError(text)
+
+    async with broker.running():
+        for text in ("first", "second", "third"):
+            await broker.publish("push", text, key="ada")
+        await until(lambda: began == ["first"], "it runs")
+        short = await broker.erase("ada", timeout=timedelta(milliseconds=50))
+        assert short.running >= 1
+        async with anyio.create_task_group() as tasks:
+            results = list[Erased]()
+
+            async def erase() -> None:
+                results.append(await broker.erase("ada", timeout="30s"))
+
+            tasks.start_soon(erase)
+            await anyio.sleep(0.1)
+            goes_on.set()
+        assert results[0].running == 0
+        assert short.stored + results[0].stored == 3
+        await settled(broker, "push")
+        await broker.publish("push", "later", key="ada")
+        await until(lambda: began == ["first", "later"], "only a new one runs")
+        await settled(broker, "push")
+        assert broker.worker is not None
+        stats = broker.worker.consumers[0].stats
+        assert (stats["buried"], stats["lost_body"], stats["deleted"]) == (0, 0, 0)
+    assert "deleted by another client" not in caplog.text
+
+
+async def test_messages_that_are_erased_under_a_worker_are_handled_or_gone(broker: Broker) -> None:
+    """While many are read: nothing becomes a dead letter, and those of another key keep their order."""
+    seen = list[tuple[str | None, int]]()
+
+    @broker.handler("push", group="sender", partitions=1)
+    async def send(number: int, message: Message) -> None:
+        seen.append((message.key, number))
+        await asyncio.sleep(0)
+
+    async with broker:
+        for number in range(300):
+            await broker.publish("push", number, key="ada" if number % 2 else "bob")
+    async with broker.running():
+        done = await broker.erase("ada", timeout="10s")
+        await settled(broker, "push")
+        assert done.running == 0
+        assert done.dead == 0
+        assert [number for key, number in seen if key == "bob"] == list(range(0, 300, 2))
+        mine = [number for key, number in seen if key == "ada"]
+        assert mine == sorted(set(mine))
+        assert done.stored == 150
+        stats = broker.worker.consumers[0].stats if broker.worker is not None else {}
+        assert stats["lost_body"] == 0
+
+
+async def test_inboxes_of_named_devices_are_emptied(broker: Broker) -> None:
+    """Others keep their letters."""
+    async with broker:
+        for device in ("phone-7", "phone-8"):
+            await broker.send(device, "boarding")
+        done = await broker.erase("u7", devices=["phone-7"])
+        assert done == Erased(letters=1)
+        (found,) = await broker.devices.peek("phone-8")
+        assert found.data == b"boarding"
+
+
+async def test_wrong_use_is_refused(broker: Broker) -> None:
+    """It says what to pass."""
+    async with broker:
+        with pytest.raises(ConfigError, match="is no ordering key"):
+            await broker.erase("")
+        with pytest.raises(ConfigError, match="pass a list of client ids"):
+            await broker.erase("u7", devices="phone-7")
