@@ -28,3 +28,8 @@ def name_in_log(name: str) -> str:
         return repr(name[:LONGEST_SHOWN])
     digits = blake2b(name.encode(errors="surrogatepass"), digest_size=2).hexdigest()
     return repr(f"{name[: min(MOST_SHOWN, len(name) // 3)]}…{digits}")
+
+
+def text_in_log(text: str, name: str) -> str:
+    """The text of an error that says a name in quotes, with the name as logs show it."""
+    return text.replace(repr(name), name_in_log(name)) if name else text

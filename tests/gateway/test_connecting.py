@@ -170,6 +170,21 @@ async def test_two_devices_with_one_client_id_are_named_once(client: Make, gatew
     assert "two devices have this client id" in said[0]
 
 
+async def test_client_ids_are_shortened_in_the_log_by_a_setting(
+    server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phone number that throws itself out."""
+    monkeypatch.setenv("RSMQ_LOG_NAMES", "short")
+    phone = "+821012345678"
+    with GatewayProcess(server.url, keys.prefix) as running:
+        first = await RawClient(running.port).connect(phone)
+        second = await RawClient(running.port).connect(phone)
+        await first.ended()
+        await until(lambda: "client '+8…" in running.log(), "it is logged")
+        await second.disconnect()
+        assert phone not in running.log()
+
+
 async def test_enhanced_authentication_is_refused(client: Make, name: str) -> None:
     one = await client(5).connect(name, raw_props=b"\x15" + p.text("SCRAM-SHA-1"))
     assert one.connack is not None

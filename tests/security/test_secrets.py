@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tenacity import wait_none
 
 from rsmq import Breaker, Broker, Concurrency, Message, Rate, RetryPolicy, Settings
-from rsmq.errors import ConfigError, RsmqError
+from rsmq.errors import ConfigError, RsmqError, SessionLost
 from rsmq.inspector import Inspector
 from rsmq.model import log_names
 from rsmq.model.keys import Keys
@@ -223,6 +223,9 @@ def test_shortened_names_are_alike_and_tell_little() -> None:
         assert log_names.name_in_log(PHONE) == log_names.name_in_log(PHONE)
         assert re.fullmatch(r"'a…[0-9a-f]{4}'", log_names.name_in_log("ada"))
         assert re.fullmatch(r"'…[0-9a-f]{4}'", log_names.name_in_log("ab"))
+        lost = log_names.text_in_log(str(SessionLost(PHONE)), PHONE)
+        assert PHONE not in lost
+        assert "'+8…" in lost
         assert "\n" not in log_names.name_in_log("\n" * 9 + "\ud800")
     finally:
         log_names._is_short = False

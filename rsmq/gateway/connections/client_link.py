@@ -19,7 +19,7 @@ from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.protocol import encode, packet
 from rsmq.gateway.protocol.machine import Machine, State
 from rsmq.gateway.protocol.packet import ReasonCode, RefusedPacket
-from rsmq.model.log_names import name_in_log
+from rsmq.model.log_names import name_in_log, text_in_log
 from rsmq.model.log_throttle import ThrottledLog
 
 log = logging.getLogger("rsmq.gateway")
@@ -198,8 +198,9 @@ class ClientLink:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def refuse(self, error: RefusedPacket) -> None:
-        text = f"client {self.client_id!r} of {self._peer.address or 'unknown'}: {error.text}"
-        self._counts.refused(error.name, text)
+        text = text_in_log(error.text, self.client_id)
+        about = f"client {name_in_log(self.client_id)} of {self._peer.address or 'unknown'}"
+        self._counts.refused(error.name, f"{about}: {text}")
         self.close(error.reason)
 
     def fail(self, error: Exception) -> None:
@@ -213,7 +214,8 @@ class ClientLink:
                 "the client has connected elsewhere; if this comes again and again, two devices have this client id",
             )
             return
-        log.warning("client %s is disconnected: %s", name_in_log(self.client_id), error)
+        text = text_in_log(str(error), self.client_id)
+        log.warning("client %s is disconnected: %s", name_in_log(self.client_id), text)
         self._counts["failed: server"] += 1
         self.close(ReasonCode.UNSPECIFIED_ERROR)
 
