@@ -170,6 +170,7 @@ async def test_two_devices_with_one_client_id_are_named_once(client: Make, gatew
     assert "two devices have this client id" in said[0]
 
 
+@pytest.mark.usefixtures("clients")
 async def test_client_ids_are_shortened_in_the_log_by_a_setting(
     server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
