@@ -152,8 +152,11 @@ class Malformed(MessageError):
 class CannotDecode(MessageError):
     """A message is encoded in a way that this process cannot undo yet: it has no such key, or does not know the coding.
 
-    Its worker holds it. `needs` says what is missing, such as `key k7` or `coding br`.
+    Its worker holds it. `needs` says what is missing, such as `key k7`, `coding br` or the fingerprint of a `schema`.
+    `subject`: the message, where a worker has tried to read it for its handler.
     """
+
+    subject: object = None
 
     def __init__(self, needs: str, remedy: str) -> None:
         super().__init__(f"the payload needs the {needs}, which this process does not have: {remedy}")

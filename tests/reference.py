@@ -75,6 +75,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         ),
     ),
     ("Effects and outbox", "Of `rsmq.sql`: [Effects](database.md).", ("rsmq.sql",)),
+    ("Codecs and formats", "Of `rsmq.codecs`: [Payloads](application.md#compressed-and-encrypted-payloads).", ("rsmq.codecs",)),
     ("Testing", "Of `rsmq.testing`: [Testing](testing.md).", ("rsmq.testing",)),
     (
         "Web applications",

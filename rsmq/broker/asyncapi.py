@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from rsmq.broker.broker import Broker
 from rsmq.errors import ConfigError
+from rsmq.model.formats import format_of
 from rsmq.model.json_schema import Comparison
 from rsmq.model.message import BYTES, JSON, TEXT
 
@@ -67,7 +68,7 @@ def asyncapi(broker: Broker, *, title: str, version: str) -> dict[str, Any]:
     for flow in found:
         channel = channels.setdefault(flow.topic, {"address": flow.topic, "messages": {}})
         name = message_name(flow.payload)
-        channel["messages"][name] = message_of(flow.payload, schemas[key_of(flow.payload)])
+        channel["messages"][name] = message_of(flow.payload, schemas[key_of(flow.payload)], broker.encoding.names)
         operation: dict[str, Any] = {
             "action": flow.action,
             "channel": {"$ref": f"#/channels/{flow.topic}"},
@@ -77,7 +78,7 @@ def asyncapi(broker: Broker, *, title: str, version: str) -> dict[str, Any]:
             operation["summary"] = flow.summary
         if flow.answer is not inspect.Parameter.empty:
             answers, answer = f"{flow.name}.answer", message_name(flow.answer)
-            content = message_of(flow.answer, schemas[key_of(flow.answer)])
+            content = message_of(flow.answer, schemas[key_of(flow.answer)], broker.encoding.names)
             channels[answers] = {"address": None, "messages": {answer: content}}
             operation["reply"] = {
                 "address": {"location": "$message.header#/reply-to"},
@@ -102,12 +103,17 @@ def key_of(kind: Any) -> str:
 
 def json_schemas(kinds: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schema of each type, and the definitions that they share."""
-    unique = {key_of(kind): kind for kind in kinds if kind not in (bytes, str)}
+    unique = {key_of(kind): kind for kind in kinds if kind not in (bytes, str) and format_of(kind) is None}
     inputs = [(key, "validation", TypeAdapter(kind)) for key, kind in unique.items()]
     found, shared = TypeAdapter.json_schemas(inputs, ref_template=f"{SCHEMAS}{{model}}")  # type: ignore[arg-type]
     schemas: dict[str, Any] = {key: schema for (key, _), schema in found.items()}
+    definitions = dict(shared.get("$defs", {}))
+    for kind in kinds:
+        if (own := format_of(kind)) is not None:
+            schemas[key_of(kind)], more = ({}, {}) if own.schema is None else own.schema(f"{SCHEMAS}{{name}}")
+            definitions |= more
     text = {key_of(bytes): {"type": "string", "format": "binary"}, key_of(str): {"type": "string"}}
-    return schemas | text, dict(shared.get("$defs", {}))
+    return schemas | text, definitions
 
 
 def message_name(kind: Any) -> str:
@@ -116,10 +122,12 @@ def message_name(kind: Any) -> str:
     return "".join(char if char.isalnum() else "_" for char in name.replace("typing.", "")).strip("_") or "payload"
 
 
-def message_of(kind: Any, schema: Any) -> dict[str, Any]:
-    """A message with its payload."""
-    content = BYTES if kind is bytes else TEXT if kind is str else JSON
-    return {"name": message_name(kind), "contentType": content, "payload": schema}
+def message_of(kind: Any, schema: Any, encoding: str = "") -> dict[str, Any]:
+    """A message with its payload. `encoding`: the codings that may be in its field `enc`."""
+    own = format_of(kind)
+    content = BYTES if kind is bytes else TEXT if kind is str else JSON if own is None else own.written
+    about = {"name": message_name(kind), "contentType": content, "payload": schema}
+    return about | {"x-enc": encoding} if encoding else about
 
 
 def breaking(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -72,7 +72,6 @@ class Broker(Router, Publishing, Requesting, Commands):
         self.settings = chosen_settings(settings, overrides)
         self._codecs = tuple(codecs)
         self.encoding = Encoding(self._codecs, int(self.settings.decoded_limit))
-        """What its codecs do to the payloads of messages."""
         self.keys = Keys(self.settings.prefix, database_of(self.settings.url))
         self._typed_topics: dict[str, Any] = {}
         self._lifespans: list[worker.Lifespan] = []

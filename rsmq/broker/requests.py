@@ -23,7 +23,7 @@ from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
-from rsmq.handler.payload import decoder_for
+from rsmq.handler.payload import decoder_for, formats_for
 from rsmq.handler.retry import Bury, decide
 from rsmq.model.clock import now_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
@@ -86,6 +86,7 @@ class Requesting(BrokerPart):
         if span <= timedelta(0) or to_ms(span) > LONGEST_TTL:
             raise ConfigError(f"timeout={timeout!r} is not possible: use more than 0 and at most 1 day, such as '5s'")
         decode = None if returns is None else decoder_for(returns)
+        formats = {} if returns is None else formats_for(returns)
         connection, identity, rung = self._connection, new_message_id(), asyncio.Event()
         reply_key, doorbell = self.keys.reply(identity), connection.inboxes.doorbell
         marks = {**(headers or {}), REPLY_TO: identity, REPLY_TTL: str(to_ms(span))}
@@ -100,7 +101,7 @@ class Requesting(BrokerPart):
         finally:
             doorbell.forget(reply_key, rung.set)
         return read_reply(
-            raw, topic, published, decode, lambda data, kind, enc: self._opened(identity, data, kind, enc)
+            raw, topic, published, decode, lambda data, kind, enc: self._opened(identity, data, kind, enc), formats
         )
 
     def _opened(self, identity: str, data: bytes, kind: str, enc: str) -> bytes:
@@ -135,9 +136,10 @@ def read_reply(
     message_id: str,
     decode: Callable[[bytes], Any] | None,
     undo: Callable[[bytes, str, str], bytes],
+    formats: Mapping[str, Callable[[bytes], Any]] | None = None,
 ) -> Any:
     """The answer, decoded. Raises RequestFailed for an error, and Malformed for another type. `undo` gets what is
-    compressed or encrypted, with its type and its `enc`."""
+    compressed or encrypted, with its type and its `enc`; `formats` read other content types than JSON."""
     head, _, data = raw.partition(b"\n")
     about = json.loads(head)
     if "reason" in about:
@@ -145,7 +147,7 @@ def read_reply(
     if enc := about.get("enc"):
         data = undo(data, about["type"], enc)
     if decode is not None:
-        return decode(data)
+        return (formats or {}).get(about["type"], decode)(data)
     if about["type"] == JSON:
         return decode_json(data)
     return data.decode() if about["type"].startswith("text/") else data

@@ -14,7 +14,7 @@ from rsmq.cli.output import print_line
 from rsmq.cli.parameters import Json, TopicName, Url, noun
 from rsmq.cli.tables import print_rows
 from rsmq.codecs.keyring import FILE, Keyring
-from rsmq.inspector.key_status import PLACES, KeyStatus, KeyUse
+from rsmq.inspector.key_status import KINDS, KeyStatus, KeyUse
 
 VARIABLE = "RSMQ_KEYS"
 NOT_LOOKED_AT = (
@@ -49,11 +49,11 @@ def status(
     found += [KeyUse(key) for key in rows if key not in {use.key for use in found}]
     known = known_ids()
     value = [as_object(use, rows, known) for use in found]
-    columns = ("key", "here", *(f"#{place.replace('_', ' ')}" for place in PLACES), *(("#outbox",) if outbox else ()))
+    columns = ("key", "here", *(f"#{kind.replace('_', ' ')}" for kind in KINDS), *(("#outbox",) if outbox else ()))
     shown = [
         (
             use.key or "(not encrypted)", "" if not use.key else use.key in known,
-            *(getattr(use, place) for place in PLACES), *((rows.get(use.key, 0),) if outbox else ()),
+            *(getattr(use, kind) for kind in KINDS), *((rows.get(use.key, 0),) if outbox else ()),
         )
         for use in found
     ]  # fmt: skip

@@ -1,12 +1,26 @@
 """Codecs of payloads: `Broker(codecs=[Zstd(), Encrypt(Keyring.from_env("RSMQ_KEYS"))])`. The extra `rsmq[codecs]`.
 
 `keyring` reads keys and keeps them from being shown, `encrypt` and `zstd` are the two codecs, `reading` undoes what a
-command or a job meets, with the keys of its environment. How they follow one another is in `rsmq.model.encoding`.
+command or a job meets, with the keys of its environment. `avro` gives a class the format Avro. How codecs follow one
+another is in `rsmq.model.encoding`, the other formats are in `rsmq.model.formats`.
 """
 
-from rsmq.codecs.encrypt import Encrypt
-from rsmq.codecs.keyring import Keyring
-from rsmq.codecs.reading import Reading
-from rsmq.codecs.zstd import Zstd
+from __future__ import annotations
 
-__all__ = ["Encrypt", "Keyring", "Reading", "Zstd"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rsmq.codecs.avro import avro_record
+    from rsmq.codecs.encrypt import Encrypt
+    from rsmq.codecs.keyring import Keyring
+    from rsmq.codecs.reading import Reading
+    from rsmq.codecs.zstd import Zstd
+else:
+    from rsmq.model.lazy import loading
+
+    __getattr__, __dir__ = loading(
+        __name__,
+        {"avro": "avro_record", "encrypt": "Encrypt", "keyring": "Keyring", "reading": "Reading", "zstd": "Zstd"},
+    )
+
+__all__ = ["Encrypt", "Keyring", "Reading", "Zstd", "avro_record"]

@@ -6,8 +6,8 @@ Its signature becomes a decoder and a call. No I/O; this module does not know wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
@@ -22,6 +22,7 @@ from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
 from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, refusal_of
 from rsmq.handler.quiet_hours import When
+from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, formats_for, refusal_of
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.service import Service
@@ -75,6 +76,7 @@ class Handler:
     around: tuple[Middleware, ...] = ()
     services: tuple[Service, ...] = ()
     on_dead: DeadFunction | None = None
+    formats: Mapping[str, Decoder] = field(default_factory=dict)
     fallback: Fallback | None = None
 
     @property
@@ -169,6 +171,7 @@ def build_handler(
     except ConfigError as error:
         raise ConfigError(f"handler {title}: {error}") from None
     decode = decoder_for(signature.payload) if signature.has_payload else decode_nothing
+    formats = formats_for(signature.payload) if signature.has_payload else {}
     if signature.has_payload and (why := refusal_of(signature.payload)):
         log.warning("handler %s: %s. What it gets from rsmq is not what was published", title, why)
     return Handler(
@@ -178,6 +181,7 @@ def build_handler(
         **checked,
         signature=signature,
         decode=decode,
+        formats=formats,
         invoke=_refuse_shape if check.is_batch else signature.single_call(),
         invoke_batch=signature.batch_call() if check.is_batch else _refuse_shape,
         services=services,

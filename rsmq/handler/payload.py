@@ -6,13 +6,14 @@ deep nesting, endless numbers, NaN and broken UTF-8. Error texts name fields, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic_core import from_json
 
 from rsmq.errors import Malformed
+from rsmq.model.formats import format_of
 from rsmq.model.json import decode_json
 
 Decoder = Callable[[bytes], Any]
@@ -22,7 +23,9 @@ def decoder_for(annotation: Any) -> Decoder:
     """The decoder for a payload with this annotation.
 
     bytes: the data; str: the data as UTF-8, of any content type; Any, dict, list (also of Any or of a type variable):
-    plain JSON; everything else: JSON validated by pydantic. Raises ConfigError for a type that it cannot validate.
+    plain JSON; a type with a format of its own (msgspec, Protobuf, Avro): its JSON; everything else: JSON validated by
+    pydantic. Raises ConfigError for a type that it cannot validate. `formats_for` has the decoders of other content
+    types.
     """
     if annotation is bytes:
         return decode_bytes
@@ -30,6 +33,8 @@ def decoder_for(annotation: Any) -> Decoder:
         return decode_text
     if annotation in (Any, object):
         return decode_json
+    if (own := format_of(annotation)) is not None:
+        return own.json
     kind, inner = get_origin(annotation) or annotation, get_args(annotation)[-1:]
     if kind in (dict, list) and all(part in (Any, object) or isinstance(part, TypeVar) for part in inner):
         if kind is list:
@@ -40,10 +45,18 @@ def decoder_for(annotation: Any) -> Decoder:
     return validated(annotation)
 
 
+def formats_for(annotation: Any) -> Mapping[str, Decoder]:
+    """The decoders for other content types than JSON; none for a type that is read as JSON whatever the type says."""
+    own = format_of(annotation)
+    return {} if own is None else own.by_type
+
+
 def refusal_of(annotation: Any) -> str:
     """Why values of this type would not come back as they were published, with what to do; empty if they do."""
     kind = get_origin(annotation) or annotation
     if kind in (bytes, str, Any, object, int, float, bool, dict, list) and not get_args(annotation):
+        return ""
+    if format_of(annotation) is not None:
         return ""
     explained: Callable[[Any], str] = import_module("rsmq.handler.round_trip").explain_one_way
     return explained(annotation)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
-from rsmq.errors import Malformed
+from rsmq.errors import CannotDecode, Malformed
 from rsmq.handler.payload import Decoder
 from rsmq.model.encoding import NOT_ENCRYPTED, PLAIN, Encoding
 from rsmq.model.message import Message
@@ -18,21 +18,33 @@ class PayloadReader:
     one that is not plain must go that way although it is not encoded.
     """
 
-    __slots__ = ("_decode", "_encoding", "has_more", "plain")
+    __slots__ = ("_decode", "_encoding", "_formats", "has_more", "plain")
 
-    def __init__(self, decode: Decoder, encoding: Encoding = PLAIN) -> None:
+    def __init__(
+        self, decode: Decoder, encoding: Encoding = PLAIN, formats: Mapping[str, Decoder] | None = None
+    ) -> None:
+        """`formats`: the decoders for other content types than JSON."""
         self._decode = decode
         self._encoding = encoding
+        self._formats = formats or {}
         self.plain: Callable[[bytes], Any] = refuse_plain if encoding.is_required else decode
-        self.has_more = False
+        self.has_more = bool(formats)
 
     def read(self, message: Message) -> Any:
         """The payload of a message, whose `data` is what was published from now on. Raises Malformed, and CannotDecode
         where a key is missing."""
-        if not message.is_plain and message.is_encoded:
-            message.undo(self._encoding)
-            return self._decode(message.data)
-        return self.plain(message.data)
+        if message.is_plain:
+            return self.plain(message.data)
+        try:
+            if message.is_encoded:
+                message.undo(self._encoding)
+            elif message.encoding is None and self._encoding.is_required:
+                refuse_plain(message.data)
+            decode = self._formats.get(message.type, self._decode) if self._formats else self._decode
+            return decode(message.data)
+        except CannotDecode as error:
+            error.subject = message
+            raise
 
     def open(self, message: Message) -> None:
         """Make the data of a message what was published; without its key it stays as it is stored."""
@@ -42,6 +54,6 @@ class PayloadReader:
         return f"<PayloadReader {self._encoding!r}>"
 
 
-def refuse_plain(_data: bytes) -> Any:
+def refuse_plain(_data: bytes) -> NoReturn:
     """For messages that must be encrypted, and are not."""
     raise Malformed(NOT_ENCRYPTED)

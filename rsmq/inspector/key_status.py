@@ -20,8 +20,8 @@ from rsmq.redis.streams import ask_all, groups_of, read_entries
 from rsmq.redis.topics import Topic
 
 PAGE: Final = 1000
-PLACES: Final = ("backlog", "parked", "delayed", "outputs", "dead_letters", "kept")
-Place = Literal["backlog", "parked", "delayed", "outputs", "dead_letters", "kept"]
+KINDS: Final = ("backlog", "parked", "delayed", "outputs", "dead_letters", "kept")
+Kind = Literal["backlog", "parked", "delayed", "outputs", "dead_letters", "kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class KeyUse:
     @property
     def total(self) -> int:
         """All of them."""
-        return sum(getattr(self, place) for place in PLACES)
+        return sum(getattr(self, kind) for kind in KINDS)
 
 
 class KeyStatus:
@@ -58,12 +58,12 @@ class KeyStatus:
         """One for each key, and one for what is not encrypted, if there is any: the most used first."""
         found = defaultdict[str, Counter[str]](Counter)
         for partition in self._topic.numbers:
-            async for place, fields in self._entries(partition):
-                found[key_of(value_of(fields))][place] += 1
+            async for kind, fields in self._entries(partition):
+                found[key_of(value_of(fields))][kind] += 1
         uses = [KeyUse(key, **counts) for key, counts in found.items()]
         return sorted(uses, key=lambda use: (-use.total, use.key))
 
-    async def _entries(self, partition: int) -> AsyncIterator[tuple[Place, Sequence[bytes]]]:
+    async def _entries(self, partition: int) -> AsyncIterator[tuple[Kind, Sequence[bytes]]]:
         """All that is stored of a partition, with where it is.
 
         The stream comes last: what is replayed, or becomes due, meanwhile is there by then, and what dies stays there.

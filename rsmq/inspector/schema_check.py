@@ -91,7 +91,7 @@ class SchemaCheck:
             "delayed": self._delayed,
         }  # fmt: skip
         share = -(-sample // len(topic.numbers))
-        reader = PayloadReader(handler.decode, self._encoding)
+        reader = PayloadReader(handler.decode, self._encoding, handler.formats)
         findings = []
         for kind, read in kinds.items():
             finding = SchemaFinding(handler.topic, handler.group, handler.name, kind)
@@ -145,7 +145,7 @@ class SchemaCheck:
     async def _dead(self, handler: Handler, topic: Topic, sample: int) -> SchemaFinding:
         """The dead letters, as a replay would publish them."""
         finding = SchemaFinding(handler.topic, handler.group, handler.name, "dead")
-        count, reader = 0, PayloadReader(handler.decode, self._encoding)
+        count, reader = 0, PayloadReader(handler.decode, self._encoding, handler.formats)
         async for letter in DeadLetters(self._client, self._keys).iterate(topic, handler.group):
             if (count := count + 1) > sample:
                 break

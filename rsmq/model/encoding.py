@@ -89,6 +89,11 @@ class Encoding:
         self.is_required = any(each.is_required for each in codecs)
         """Whether a message that is not encoded so is malformed."""
 
+    @property
+    def names(self) -> str:
+        """The codings that it writes, as in `enc` but without ids of keys: `zstd;a256gcm`."""
+        return ";".join(each.name for each in self._codecs)
+
     def __bool__(self) -> bool:
         return bool(self._codecs)
 

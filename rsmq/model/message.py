@@ -23,6 +23,7 @@ from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.encoding import ENC, Binding, Encoding, why_sealed
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
+from rsmq.model.formats import ENCODERS, format_of
 from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
 from rsmq.model.headers import MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
@@ -467,8 +468,12 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
     try:
         if isinstance(payload, str):
             return payload.encode(), TEXT
+        if type(payload) not in UNTYPED and type(payload) in ENCODERS:
+            return ENCODERS[type(payload)](payload)
         data = to_json(payload, inf_nan_mode="null")
     except ValueError as error:  # of the encoder, or of a serializer of the user's model
+        if (own := format_of(type(payload))) is not None:  # its type is met for the first time
+            return own.encode(payload)
         raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({error})") from error
     if data.find(b"null") >= 0:  # half the cost of `in`
         where = nonfinite_in(payload)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from rsmq.errors import ConfigError
-from rsmq.handler.payload import decode_nothing, decoder_for
+from rsmq.handler.payload import decode_nothing, decoder_for, formats_for
+from rsmq.handler.reader import PayloadReader
 from rsmq.handler.retry import Park, Reject, Retry, RetryPolicy, decide
 from rsmq.handler.signature import read_signature
 from rsmq.model.duration import Duration
@@ -40,7 +41,10 @@ class Feed:
     ) -> None:
         self.title = f"deliver(to={getattr(to, '__name__', type(to).__name__)})"
         self._signature = read_signature(to, self.title, is_batch=False, unannotated=payload)
-        self._decode = decoder_for(self._signature.payload) if self._signature.has_payload else decode_nothing
+        self._reader = PayloadReader(decode_nothing)
+        if self._signature.has_payload:
+            payload = self._signature.payload
+            self._reader = PayloadReader(decoder_for(payload), formats=formats_for(payload))
         self._recipients = self._signature.single_call()
         self._group = group
         self._ttl = expiry_ms(expires)
@@ -88,7 +92,7 @@ class Feed:
 
     async def _addressed(self, message: Message) -> list[str]:
         """The devices of a message, without duplicates. Raises Reject for an impossible device id."""
-        message.payload = self._decode(message.data)
+        message.payload = self._reader.read(message)
         found: Recipients = await self._recipients(message) if self._signature.is_async else self._recipients(message)
         if found is None:
             return []

@@ -28,7 +28,7 @@ from tests.servers import Server, wait_until
 
 ROOT = Path(__file__).parents[2]
 
-INTERNAL = {"make_producer", "declared", "cancelled"}
+INTERNAL = {"make_producer", "declared", "cancelled", "encoding"}
 """Names of `Broker` that the reference hides."""
 
 

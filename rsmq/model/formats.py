@@ -1,0 +1,140 @@
+"""Payload types that write themselves: msgspec structs, Protobuf messages, Avro records. Their packages are never
+imported here: who uses such a type has loaded its package.
+
+A type has one format. Its content type says what was written, so a topic may have messages of two formats, and a reader
+chooses the decoder by each message's `type`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rsmq.errors import Malformed, NotJson
+from rsmq.model.nonfinite import nonfinite_in
+
+Encoder = Callable[[Any], tuple[bytes, str]]
+Decoder = Callable[[bytes], Any]
+
+JSON: Final = "application/json"
+MSGPACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+PROTOBUF: Final = ("application/x-protobuf", "application/protobuf")
+LONGEST: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How values of one type become bytes. `json` reads what is JSON, `by_type` what has another content type.
+
+    `written`: the content type that `encode` writes. `schema`: its JSON schema, and the definitions that it refers to
+    by a template such as `#/components/schemas/{name}`, if its package knows that.
+    """
+
+    encode: Encoder
+    json: Decoder
+    written: str
+    by_type: Mapping[str, Decoder] = field(default_factory=dict)
+    schema: Callable[[str], tuple[dict[str, Any], dict[str, Any]]] | None = None
+
+
+_FORMATS: Final = dict[type, Format]()
+ENCODERS: Final = dict[type, Encoder]()
+"""Of the types whose format was looked up. A type that is not here is pydantic's."""
+
+
+def register(kind: type, given: Format) -> None:
+    """A type has this format from now on."""
+    _FORMATS[kind] = given
+    ENCODERS[kind] = given.encode
+
+
+def format_of(kind: Any) -> Format | None:
+    """The format of a type; None for what pydantic validates."""
+    if not isinstance(kind, type):
+        return None
+    found = _FORMATS.get(kind)
+    if found is None and (made := made_for(kind)) is not None:
+        register(kind, made)
+        return made
+    return found
+
+
+def made_for(kind: type) -> Format | None:
+    """A format for a class of msgspec or Protobuf."""
+    msgspec: Any = sys.modules.get("msgspec")
+    if msgspec is not None and issubclass(kind, msgspec.Struct):
+        return of_struct(kind, msgspec)
+    if hasattr(kind, "DESCRIPTOR") and hasattr(kind, "FromString") and hasattr(kind, "SerializeToString"):
+        return of_protobuf(kind)
+    return None
+
+
+# -- msgspec -----------------------------------------------------------------------------------------------------------
+
+
+def of_struct(kind: Any, msgspec: Any) -> Format:
+    """JSON is written, and MessagePack is read, too."""
+    encoder = msgspec.json.Encoder()
+    from_json = decoding(kind, msgspec.json.Decoder(kind).decode, (msgspec.DecodeError, UnicodeDecodeError))
+    from_msgpack = decoding(kind, msgspec.msgpack.Decoder(kind).decode, (msgspec.DecodeError, UnicodeDecodeError))
+
+    def encode(value: Any) -> tuple[bytes, str]:
+        try:
+            data: bytes = encoder.encode(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise NotJson("", f"a payload of type {kind.__name__} cannot be written ({error})") from error
+        if b"null" in data and (where := nonfinite_in(msgspec.to_builtins(value))) is not None:
+            raise NotJson(where)
+        return data, JSON
+
+    def schema(template: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        (found,), shared = msgspec.json.schema_components((kind,), ref_template=template)
+        return found, shared
+
+    return Format(encode, from_json, JSON, dict.fromkeys(MSGPACK, from_msgpack), schema)
+
+
+# -- Protobuf ----------------------------------------------------------------------------------------------------------
+
+
+def of_protobuf(kind: Any) -> Format:
+    """The binary form is written: the same message has the same bytes. The JSON form is read, too; unknown fields of a
+    newer publisher are ignored, as in the binary form."""
+    message: Any = sys.modules["google.protobuf.message"]
+    errors = (message.DecodeError, ValueError, RecursionError)
+
+    def encode(value: Any) -> tuple[bytes, str]:
+        try:
+            return value.SerializeToString(deterministic=True), PROTOBUF[0]
+        except (message.EncodeError, ValueError) as error:
+            raise NotJson("", f"a payload of type {kind.__name__} cannot be written ({error})") from error
+
+    def parse(data: bytes) -> Any:
+        from google.protobuf import json_format
+
+        try:
+            return json_format.Parse(data, kind(), ignore_unknown_fields=True, max_recursion_depth=100)
+        except json_format.Error as error:
+            raise ValueError(str(error)) from None
+
+    binary = decoding(kind, kind.FromString, errors)
+    return Format(encode, decoding(kind, parse, errors), PROTOBUF[0], dict.fromkeys(PROTOBUF, binary))
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------
+
+
+def decoding(kind: type, decode: Decoder, errors: tuple[type[BaseException], ...]) -> Decoder:
+    """A decoder that raises Malformed for what its package refuses. The text names the type, and no value."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except errors as error:
+            raise Malformed(
+                f"the payload does not fit {kind.__name__}: {' '.join(str(error).split())[:LONGEST]}"
+            ) from None
+
+    return read
