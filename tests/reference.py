@@ -75,7 +75,10 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         ),
     ),
     ("Effects and outbox", "Of `rsmq.sql`: [Effects](database.md).", ("rsmq.sql",)),
-    ("Codecs and formats", "Of `rsmq.codecs`: [Payloads](application.md#compressed-and-encrypted-payloads).", ("rsmq.codecs",)),
+    (
+        "Codecs and formats", "Of `rsmq.codecs`: [Payloads](application.md).",
+        ("rsmq.codecs.Zstd", "rsmq.codecs.Encrypt", "rsmq.codecs.Keyring", "rsmq.codecs.avro_record"),
+    ),
     ("Testing", "Of `rsmq.testing`: [Testing](testing.md).", ("rsmq.testing",)),
     (
         "Web applications",

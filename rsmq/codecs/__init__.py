@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from rsmq.codecs.avro import avro_record
     from rsmq.codecs.encrypt import Encrypt
     from rsmq.codecs.keyring import Keyring
-    from rsmq.codecs.reading import Reading
     from rsmq.codecs.zstd import Zstd
 else:
     from rsmq.model.lazy import loading
 
     __getattr__, __dir__ = loading(
         __name__,
-        {"avro": "avro_record", "encrypt": "Encrypt", "keyring": "Keyring", "reading": "Reading", "zstd": "Zstd"},
+        {"avro": "avro_record", "encrypt": "Encrypt", "keyring": "Keyring", "zstd": "Zstd"},
     )
 
-__all__ = ["Encrypt", "Keyring", "Reading", "Zstd", "avro_record"]
+__all__ = ["Encrypt", "Keyring", "Zstd", "avro_record"]

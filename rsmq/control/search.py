@@ -12,7 +12,7 @@ from rsmq.control.finder import read_entry
 from rsmq.dlq.selection import FieldCondition
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message
 from rsmq.model.packing import unpack_fields
@@ -109,7 +109,7 @@ class Search:
         topic: Topic,
         state: FindState,
         group: str | None,
-        encoding: Encoding = PLAIN,
+        encoding: Encoding = NO_CODECS,
     ) -> None:
         if state not in STATES:
             raise ConfigError(f"state={state!r} is unknown: use {', '.join(STATES)}")

@@ -24,7 +24,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import Snapshot, TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.clock import from_epoch_ms, monotonic
-from rsmq.model.encoding import ENC, PLAIN, Encoding
+from rsmq.model.encoding import ENC, NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
@@ -376,7 +376,7 @@ class Queries:
 
 
 def read_entry(
-    origin: MessageOrigin, entry_id: bytes, fields: list[bytes], encoding: Encoding = PLAIN
+    origin: MessageOrigin, entry_id: bytes, fields: list[bytes], encoding: Encoding = NO_CODECS
 ) -> BrowsedMessage:
     """A stream entry for a page; one that cannot be read says why."""
     at, stream_id = moment(int(entry_id.partition(b"-")[0])), entry_id.decode()

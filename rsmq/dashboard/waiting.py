@@ -13,7 +13,7 @@ from rsmq.control import Cancel, Cancelled, Reschedule
 from rsmq.dashboard.queries import BrowsedMessage, read_entry
 from rsmq.errors import Malformed
 from rsmq.model.clock import LATEST_MS, from_epoch_ms, to_ms
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
 from rsmq.model.packing import unpack_fields
@@ -41,7 +41,7 @@ class WaitingMessage:
 class WaitingMessages:
     """Reads and moves them. A change names each by its partition, its due time and a hash of its content."""
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, encoding: Encoding = PLAIN) -> None:
+    def __init__(self, client: Client, keys: Keys, settings: Settings, encoding: Encoding = NO_CODECS) -> None:
         self._client = client
         self._keys = keys
         self._settings = settings
@@ -98,7 +98,7 @@ class WaitingMessages:
                 fields = unpack_fields(member)
             except Malformed:
                 fields = []
-            message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields, PLAIN).message_id
+            message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields, NO_CODECS).message_id
             yield (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id)), member
 
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:

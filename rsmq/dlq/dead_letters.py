@@ -15,7 +15,7 @@ from rsmq.dlq.dead_letter import DeadLetter, opened, split_id
 from rsmq.dlq.selection import Selection
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.duration import Duration, checked_duration
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import FIELDS
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
@@ -62,7 +62,7 @@ class DeadLetters:
     `encoding` reads what is compressed or encrypted.
     """
 
-    def __init__(self, client: Client, keys: Keys, encoding: Encoding = PLAIN) -> None:
+    def __init__(self, client: Client, keys: Keys, encoding: Encoding = NO_CODECS) -> None:
         self._client, self._keys = client, keys
         self._encoding = encoding
 

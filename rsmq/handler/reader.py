@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from rsmq.errors import CannotDecode, Malformed
 from rsmq.handler.payload import Decoder
-from rsmq.model.encoding import NOT_ENCRYPTED, PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, NOT_ENCRYPTED, Encoding
 from rsmq.model.message import Message
 
 
@@ -21,7 +21,7 @@ class PayloadReader:
     __slots__ = ("_decode", "_encoding", "_formats", "has_more", "plain")
 
     def __init__(
-        self, decode: Decoder, encoding: Encoding = PLAIN, formats: Mapping[str, Decoder] | None = None
+        self, decode: Decoder, encoding: Encoding = NO_CODECS, formats: Mapping[str, Decoder] | None = None
     ) -> None:
         """`formats`: the decoders for other content types than JSON."""
         self._decode = decode

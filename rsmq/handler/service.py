@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.message import Message
 
 
@@ -29,7 +29,7 @@ OnRow = Callable[[Mapping[str, Any]], None]
 class Belongs(Service, Protocol):
     """A service that keeps rows outside of the server, of one deployment: the prefix of a broker."""
 
-    def belong_to(self, prefix: str, encoding: Encoding = PLAIN) -> None:
+    def belong_to(self, prefix: str, encoding: Encoding = NO_CODECS) -> None:
         """Before it serves, or is used: `encoding` compresses and encrypts what it keeps. Raises ConfigError if it
         belongs to another one."""
         ...

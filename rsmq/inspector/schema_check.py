@@ -14,7 +14,7 @@ from rsmq.dlq import DeadLetters
 from rsmq.errors import CannotDecode, Malformed
 from rsmq.handler.handler import Handler
 from rsmq.handler.reader import PayloadReader
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
@@ -68,7 +68,7 @@ class SchemaFinding:
 class SchemaCheck:
     """Reads samples of all that the handlers of one broker will get."""
 
-    def __init__(self, client: Client, keys: Keys, topics: Topics, encoding: Encoding = PLAIN) -> None:
+    def __init__(self, client: Client, keys: Keys, topics: Topics, encoding: Encoding = NO_CODECS) -> None:
         """`encoding`: that of the broker, with its keys."""
         self._encoding = encoding
         self._client = client

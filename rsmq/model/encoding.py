@@ -149,7 +149,7 @@ class Encoding:
 
 
 NOT_ENCRYPTED: Final = "the message is not encrypted, and its broker has Encrypt(required=True)"
-PLAIN: Final = Encoding()
+NO_CODECS: Final = Encoding()
 """Of a process without codecs: it writes payloads as they are, and holds what is encoded."""
 
 

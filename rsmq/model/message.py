@@ -24,6 +24,7 @@ from rsmq.model.encoding import ENC, Binding, Encoding, why_sealed
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.formats import ENCODERS, format_of
+from rsmq.model.formats import JSON as JSON  # what most messages have
 from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
 from rsmq.model.headers import MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
@@ -34,7 +35,6 @@ from rsmq.model.nonfinite import nonfinite_decimal_in, nonfinite_in
 from rsmq.model.publish_options import OutputOptions, refuse_thread
 from rsmq.model.words import shown
 
-JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
 TEXT: Final = "text/plain"
 BYTES_LIKE: Final = (bytes, bytearray, memoryview)

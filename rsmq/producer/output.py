@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
@@ -42,7 +42,7 @@ class Output:
     due: str
     is_once: bool
     own: OwnKey | None = None
-    encoding: Encoding = PLAIN
+    encoding: Encoding = NO_CODECS
 
     @property
     def topic(self) -> str:

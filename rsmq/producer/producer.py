@@ -16,7 +16,7 @@ import anyio.abc
 from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
@@ -219,7 +219,7 @@ class Producer:
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
         block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
-        encoding = self.encoding or PLAIN
+        encoding = self.encoding or NO_CODECS
         return Output(target, partition, identity, fields, size, due, message_id is not None, encoding=encoding)
 
     async def claim(

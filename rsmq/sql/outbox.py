@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from rsmq.errors import ConfigError
 from rsmq.handler.service import OnRow
 from rsmq.model.duration import Duration
-from rsmq.model.encoding import PLAIN, Codec, Encoding
+from rsmq.model.encoding import NO_CODECS, Codec, Encoding
 from rsmq.model.layout import checked_band
 from rsmq.model.message import LARGEST_PAYLOAD, TEXT, encode_payload, write_headers
 from rsmq.model.named_topic import NamedTopic, checked_payload, name_of_topic
@@ -72,7 +72,7 @@ class RelayedOutbox:
         self._payload_limit: int | None = None
         self._prefix = prefix
         self._on_row: OnRow = nobody_looks
-        self._encoding = Encoding(codecs) if codecs else PLAIN
+        self._encoding = Encoding(codecs) if codecs else NO_CODECS
         self.relay: OutboxRelay | None = None
         """The relay of this process while a worker runs it, or None."""
 
@@ -86,7 +86,7 @@ class RelayedOutbox:
             self._prefix = Settings().prefix
         return self._prefix
 
-    def belong_to(self, prefix: str, encoding: Encoding = PLAIN) -> None:
+    def belong_to(self, prefix: str, encoding: Encoding = NO_CODECS) -> None:
         """A broker with this prefix includes it, and gives it its codecs if it has none. Raises ConfigError if its rows
         belong to another deployment."""
         if self._prefix not in (None, prefix):

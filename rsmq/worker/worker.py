@@ -23,7 +23,7 @@ from rsmq.handler.service import Service
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.membership import refuse_mixed_ordering
 from rsmq.heartbeat.worker_log import WorkerLog
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.interrupt import signal_errors_marked
 from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
@@ -71,7 +71,7 @@ class Worker:
         services: Sequence[Service] = (),
         max_messages: int | None = None,
         declared: Callable[[str], Declaration] = lambda _: Declaration(),
-        encoding: Encoding = PLAIN,
+        encoding: Encoding = NO_CODECS,
     ) -> None:
         if not (handlers or schedules or services):
             raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")

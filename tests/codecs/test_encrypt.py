@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rsmq import ConfigError
 from rsmq.codecs import Encrypt, Keyring, Zstd
 from rsmq.errors import CannotDecode, Malformed, TooLarge
-from rsmq.model.encoding import PLAIN, Binding, Encoding
+from rsmq.model.encoding import NO_CODECS, Binding, Encoding
 
 ROOT = Path(__file__).parents[2]
 VECTOR_KEY = bytes(range(32))
@@ -118,7 +118,7 @@ def test_what_is_missing_is_named(enc: str, needs: str) -> None:
 def test_a_process_without_codecs_can_undo_nothing() -> None:
     """It says what it needs."""
     with pytest.raises(CannotDecode, match="key k1"):
-        PLAIN.undo(b"x" * 40, binding(enc="zstd;a256gcm=k1"))
+        NO_CODECS.undo(b"x" * 40, binding(enc="zstd;a256gcm=k1"))
 
 
 def test_codecs_in_another_order_are_refused() -> None:

@@ -26,7 +26,7 @@ from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
 from rsmq.handler.reader import PayloadReader
 from rsmq.handler.returned import completed
 from rsmq.handler.surroundings import call_surrounded, surrounded
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
 
@@ -45,7 +45,7 @@ def build_runner(
     queue: Queue,
     settler: Settler,
     stats: Counter[str],
-    encoding: Encoding = PLAIN,
+    encoding: Encoding = NO_CODECS,
     patience: timedelta = Settings.key_patience,
     times: StartTimes | None = None,
 ) -> Runner:

@@ -10,7 +10,7 @@ from rsmq.handler.handler import Handler
 from rsmq.heartbeat.lease import Lease
 from rsmq.heartbeat.worker_log import WorkerLog
 from rsmq.model.clock import ServerClock
-from rsmq.model.encoding import PLAIN, Encoding
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer
@@ -40,7 +40,7 @@ class ConsumerContext:
     producer: Producer | None = None
     clock: ServerClock = field(default_factory=ServerClock)
     worker_log: WorkerLog = field(default_factory=WorkerLog)
-    encoding: Encoding = PLAIN
+    encoding: Encoding = NO_CODECS
 
     def follow(self, topic: Topic) -> None:
         """The topic has changed."""
