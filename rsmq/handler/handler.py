@@ -20,9 +20,8 @@ from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.fallback import Fallback, checked_fallback
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
-from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, refusal_of
-from rsmq.handler.quiet_hours import When
 from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, formats_for, refusal_of
+from rsmq.handler.quiet_hours import When
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.service import Service

@@ -1,7 +1,7 @@
-"""How a payload is encoded between publisher and reader: the field `enc`, and who writes and undoes it. No I/O.
+"""How a payload is encoded between publisher and reader: the field `enc`, and its codecs. No I/O.
 
 `enc` names what was done, in order: `zstd;a256gcm=k7` is compressed, then encrypted with the key `k7`. It is undone
-from the right. The codecs themselves are in `rsmq.codecs`: who uses none loads none.
+from the right. The codecs themselves are in `rsmq.codecs`, which is loaded where it is used.
 """
 
 from __future__ import annotations

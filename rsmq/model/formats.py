@@ -1,5 +1,5 @@
 """Payload types that write themselves: msgspec structs, Protobuf messages, Avro records. Their packages are never
-imported here: who uses such a type has loaded its package.
+imported here: a program with such a type has loaded its package.
 
 A type has one format. Its content type says what was written, so a topic may have messages of two formats, and a reader
 chooses the decoder by each message's `type`.

@@ -181,7 +181,7 @@ async def test_a_reader_without_codecs_holds_what_is_encoded(coded: MakeCoded, w
 async def test_a_plain_message_is_malformed_where_encryption_is_required(
     coded: MakeCoded, witness: Witness, form: str
 ) -> None:
-    """Who may XADD cannot slip a message past the keys: neither plain, nor with headers, nor only compressed."""
+    """A client without keys cannot slip one in by XADD: neither plain, nor with headers, nor only compressed."""
     broker = coded("k1", required=True)
     register(broker, form, witness.note)
     async with broker:

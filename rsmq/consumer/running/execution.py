@@ -56,18 +56,7 @@ def build_runner(
         call = times.guard(call)
     kind = Runner if handler.batch is None else BatchRunner
     hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
-    encoding: Encoding = PLAIN,
-    patience: timedelta = Settings.key_patience,
-    times: StartTimes | None = None,
-) -> Runner:
-    """The runner for a handler. A message that cannot be decoded yet waits for `patience`. `times`: its rule for when
-    messages may start."""
-    payload_call, call = build_payload_call(handler, middlewares), build_call(handler, middlewares)
-    if times is not None:
-        call = times.guard(call)
-    kind = Runner if handler.batch is None else BatchRunner
-    hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
-    reader = PayloadReader(handler.decode, encoding)
+    reader = PayloadReader(handler.decode, encoding, handler.formats)
     return kind(handler, call, queue, settler, stats, payload_call, hooks, reader, patience)
 
 

@@ -12,6 +12,7 @@ from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerUnavailable
 from rsmq.handler.failure import describe, text_of
 from rsmq.handler.fallback import REASONS, Fallback, fallback_headers, path_of
+from rsmq.handler.reader import PayloadReader
 from rsmq.handler.retry import Bury
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.log_throttle import ThrottledLog
@@ -71,7 +72,8 @@ class Fallbacks:
         message.undo(self._context.encoding)
         payload = tuple[Any, ...]()
         if fallback.payload is not None:
-            message.payload = self._context.handler.decode(message.data)
+            handler = self._context.handler
+            message.payload = PayloadReader(handler.decode, self._context.encoding, handler.formats).read(message)
             payload = (await fallback.made(message),)
         headers = fallback_headers(message, decision, attempts)
         while lane.lease.is_held():
