@@ -13,7 +13,7 @@ from rsmq.control import Cancel, Holding, Reschedule, Schedules
 from rsmq.control.audit import State
 from rsmq.dashboard.page import Visit, time_given
 from rsmq.dashboard.publishing import headers_given, payload_given
-from rsmq.dashboard.queries import MOST_LETTERS, PageNotFound, PageRefused
+from rsmq.dashboard.queries import MOST_LETTERS, MOST_NAMED, PageNotFound, PageRefused
 from rsmq.dashboard.roles import Role
 from rsmq.dlq import Selection, read_fields
 from rsmq.errors import ConfigError
@@ -22,7 +22,9 @@ from rsmq.inspector.schedules import look_up
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import checked_duration
+from rsmq.model.member import QUIET, STOP, request_to
 from rsmq.model.words import count, duration
+from rsmq.redis.pubsub import ask_members
 from rsmq.redis.streams import reset_group, set_paused
 
 MOST_CHOSEN: Final = max(MOST_LETTERS, 500)
@@ -78,6 +80,9 @@ class ActionForm:
         if name := self.value("client"):
             client = await self.visit.queries.mqtt.find(name)
             return {"client": name, "gateway": None if client is None else client.gateway}
+        if process := self.value("process"):
+            served = [each for each in (await self.visit.queries.poller.fresh()).members if each.id == process]
+            return {"process": process, "serves": [f"{each.topic}/{each.group}" for each in served]}
         if device := self.value("device"):
             found = await self.visit.queries.device(device)
             return {"device": device, "letters": 0 if found is None else found.backlog}
@@ -388,6 +393,40 @@ async def kick_client(wanted: ActionForm) -> Action:
     return Action(question, "end the connection", act, is_danger=True)
 
 
+async def quiet_process(wanted: ActionForm) -> Action:
+    """Let a worker process finish what runs, and end."""
+    return await end_process(wanted, QUIET, "It takes nothing new, finishes what runs, however long that takes,")
+
+
+async def stop_process(wanted: ActionForm) -> Action:
+    """Let a worker process end, as SIGTERM does."""
+    return await end_process(wanted, STOP, "It takes nothing new, cancels what still runs after its grace,")
+
+
+async def end_process(wanted: ActionForm, word: str, how: str) -> Action:
+    """Ask a process to end. It is asked in one of its groups; the role must hold for all that it serves."""
+    visit, name = wanted.visit, wanted.value("process")
+    queries = visit.queries
+    served = [each for each in (await queries.poller.fresh()).members if each.id == name]
+    hidden = [each.topic for each in served if not visit.sees(each.topic)]
+    if not served or len(hidden) == len(served):
+        raise PageNotFound(f"there is no process {name!r}: it may have ended")
+    if not all(visit.visitor.may(Role.ACT, each.topic) for each in served):
+        raise PageRefused("it also serves topics for which your role is not act")
+
+    async def act() -> str:
+        one, request = served[0], request_to(name, word)
+        heard = await ask_members(queries.client, queries.keys, one.topic, one.group, request)
+        return f"{name} is asked to {word}" if heard else f"{name} does not listen: it may have ended"
+
+    groups = ", ".join(f"{each.topic}/{each.group}" for each in served[:MOST_NAMED])
+    question = (
+        f"{word.capitalize()} process {name}, which serves {groups}? {how} and ends. Other members take over. Its "
+        f"service manager may start another one; `rsmq worker --processes` does not."
+    )
+    return Action(question, word, act, is_danger=True)
+
+
 ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "replay": (Role.ACT, replay),
     "replay-matching": (Role.ACT, replay_matching),
@@ -408,10 +447,12 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "resume-schedule": (Role.ACT, resume_schedule),
     "purge-device": (Role.ADMIN, purge_device),
     "kick-client": (Role.ACT, kick_client),
+    "quiet-process": (Role.ACT, quiet_process),
+    "stop-process": (Role.ACT, stop_process),
 }
 
 
-WITHOUT_TOPIC: Final = ("purge-device", "kick-client")
+WITHOUT_TOPIC: Final = ("purge-device", "kick-client", "quiet-process", "stop-process")
 
 
 async def prepare(name: str, visit: Visit, inspector: Inspector, form: FormData) -> tuple[Action, ActionForm]:

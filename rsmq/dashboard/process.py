@@ -10,6 +10,7 @@ from rsmq.dashboard.html import Content, Row, about, link, tag
 from rsmq.dashboard.overview import member_table, running_table, spoken
 from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import PageNotFound
+from rsmq.dashboard.roles import Role
 from rsmq.inspector.state import MemberState
 from rsmq.inspector.text import age, timestamp
 from rsmq.model.words import size
@@ -48,12 +49,24 @@ async def process(visit: Visit, name: str) -> Page:
     return Page(
         f"Process {name}",
         [
-            visit.live.part("about", about(values)), tag("h2", "Serves"), member_table(visit, some),
+            visit.live.part("about", about(values)), ends(visit, some), tag("h2", "Serves"), member_table(visit, some),
             visit.live.part("messages", tables or tag("p", "it has no message now", class_="nothing")),
         ],
         is_live=True,
         crumbs=[("Processes", visit.url("processes"))],
     )  # fmt: skip
+
+
+def ends(visit: Visit, some: Sequence[MemberState]) -> Content:
+    """The buttons that let it end, for those who may act on all that they see of it."""
+    if not is_alive(some) or not all(visit.visitor.may(Role.ACT, each.topic) for each in some):
+        return None
+    values = {"process": some[0].id}
+    buttons = [
+        visit.action("quiet-process", "quiet", Role.ACT, None, values),
+        visit.action("stop-process", "stop", Role.ACT, None, values, danger=True),
+    ]
+    return tag("div", buttons, class_="bar")
 
 
 def by_process(members: Iterable[MemberState]) -> dict[str, list[MemberState]]:

@@ -24,6 +24,7 @@ from rsmq.heartbeat.registration import GroupMembership, Registration
 from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.member import request_in
 from rsmq.model.own_process import about_process, memory_bytes
 from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings
@@ -63,8 +64,17 @@ class Heartbeat:
     at once. No error ends the thread: it logs an outage once and tries again.
     """
 
-    def __init__(self, connector: Connector, settings: Settings, keys: Keys, member: str) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        settings: Settings,
+        keys: Keys,
+        member: str,
+        on_request: Callable[[str], None] = lambda _word: None,
+    ) -> None:
+        """`on_request` is called in the loop when an operator wants this member to end: QUIET or STOP."""
         self.member = member
+        self._on_request = on_request
         self._settings, self._keys = settings, keys
         self._connector = connector
         self._ttl = to_ms(settings.lease_ttl)
@@ -342,7 +352,13 @@ class Heartbeat:
                 self._call(each.on_change)
 
     def _on_question(self, channel: str, question: bytes) -> None:
-        """The members of one of the groups are asked something."""
+        """The members of one of the groups are asked something, or one of them is to end."""
+        request = request_in(question)
+        if request is not None:
+            word, member = request
+            if member == self.member:
+                self._call(partial(self._on_request, word))
+            return
         for each in self._registration.memberships:
             if self._keys.changes(each.topic, each.group) == channel:
                 self._call(partial(each.on_question, question))

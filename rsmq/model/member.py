@@ -6,15 +6,31 @@ import os
 import platform
 import re
 import secrets
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import from_json
+
+QUIET: Final = "quiet"
+"""Take nothing new, finish what runs, end."""
+STOP: Final = "stop"
+"""The same, but what still runs after the grace is cancelled."""
 
 
 def new_member_id() -> str:
     """Unique for each start: processes that share a consumer name would read each other's messages in flight."""
     host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:40] or "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def request_to(member: str, word: str) -> str:
+    """What is published to the members of a group to let one of them end: QUIET or STOP."""
+    return f"{word} {member}"
+
+
+def request_in(data: bytes) -> tuple[str, str] | None:
+    """The word and the member of such a request; None for anything else."""
+    word, _, member = data.decode(errors="replace").partition(" ")
+    return (word, member) if word in (QUIET, STOP) else None
 
 
 def read_info(text: bytes) -> dict[str, Any]:

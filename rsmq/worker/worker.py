@@ -26,7 +26,7 @@ from rsmq.heartbeat.worker_log import WorkerLog
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.interrupt import signal_errors_marked
 from rsmq.model.keys import Keys
-from rsmq.model.member import new_member_id
+from rsmq.model.member import STOP, new_member_id
 from rsmq.producer import Producer
 from rsmq.redis.client.connector import Client, Connector, retrying
 from rsmq.redis.client.script_batcher import ScriptBatcher
@@ -137,7 +137,7 @@ class Worker:
 
     @asynccontextmanager
     async def _running_heartbeat(self) -> AsyncIterator[Heartbeat]:
-        heartbeat = Heartbeat(self._connector, self._settings, self._keys, self.member)
+        heartbeat = Heartbeat(self._connector, self._settings, self._keys, self.member, self._end_at_request)
         heartbeat.start(asyncio.get_running_loop())
         self.heartbeat = heartbeat
         try:
@@ -225,6 +225,14 @@ class Worker:
     def quiet(self) -> None:
         """Fetch nothing new, let running handlers finish without a deadline, then end."""
         self.stop(float("inf"))
+
+    def _end_at_request(self, word: str) -> None:
+        """An operator wants this process to end."""
+        log.warning("member %s ends, because an operator has asked for that (%s)", self.member, word)
+        if word == STOP:
+            self.stop()
+        else:
+            self.quiet()
 
     def stop(self, grace: float | None = None) -> None:
         """Like `quiet`, but after `grace` seconds (default: the setting) cancel handlers and hand messages back."""

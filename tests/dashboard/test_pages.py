@@ -191,6 +191,26 @@ def test_wrong_field_of_a_new_message_is_refused(web: httpx.Client, fields: dict
     assert (answer.status_code, said in unescape(answer.text)) == (400, True), answer.text
 
 
+@pytest.mark.parametrize("word", ["quiet", "stop"])
+def test_process_ends_when_a_visitor_wants_it(
+    web: httpx.Client, worker: Running, start: Callable[..., Running], word: str
+) -> None:
+    """Only that one; after a question, with an entry of the audit. Its exit code is that of an orderly end."""
+    other = start("worker", "app:broker")
+    other.expect(" serves ")
+    name = other.expect("member ")[0].partition("member ")[2].split()[0]
+    wait_until(lambda: f"/process/{name}" in web.get("processes").text, "it is on the page")
+    assert f"do/{word}-process" in web.get(f"process/{name}").text
+    question = ask(web, f"{word}-process", process=name)
+    assert f"{word.capitalize()} process {name}, which serves orders/billing" in question
+    assert f"{name} is asked to {word}" in do(web, f"{word}-process", process=name)
+    assert other.end() == 0
+    assert other.matching(f"member {name} ends, because an operator has asked for that ({word})")
+    assert worker.process.poll() is None
+    assert f"{name} is asked to {word}" in web.get("audit").text
+    assert web.post(f"do/{word}-process", data={"process": "nothing"}).status_code == 404
+
+
 def test_topic_shows_its_limits(web: httpx.Client, scene: Cli) -> None:
     """As `rsmq topic show` says them."""
     scene.ok("topic", "set", "small", "--partitions", "1", "--max-length", "5", "--retention-age", "2h")
@@ -203,9 +223,9 @@ def test_topic_shows_its_limits(web: httpx.Client, scene: Cli) -> None:
 def test_processes_show_host_memory_uptime_and_what_they_serve(web: httpx.Client, worker: Running) -> None:
     """Each leads to a page of its own, and its start is a mark on the charts."""
     wait_until(lambda: "iB" in web.get("processes").text, "its memory is told")
-    row = re.search(r'<tr id="processes:[^"]*">.*?</tr>', web.get("processes").text)
-    assert row is not None
-    found = {name: unescape(re.sub("<.*?>", "", text)) for name, text in CELL.findall(row[0])}
+    rows = re.findall(r'<tr id="processes:[^"]*">.*?</tr>', web.get("processes").text)
+    cells = [{name: unescape(re.sub("<.*?>", "", text)) for name, text in CELL.findall(row)} for row in rows]
+    (found,) = [each for each in cells if each["pid"] == str(worker.process.pid)]
     assert (found["pid"], found["version"]) == (str(worker.process.pid), installed("rsmq"))
     assert found["process"].startswith(found["host"][:40])
     assert "orders/billing" in found["serves"]

@@ -70,6 +70,18 @@ async def test_role_of_a_topic_says_what_is_seen_and_done(web: httpx.AsyncClient
     assert ("orders" in page, "secret" in page) == (True, False)
 
 
+async def test_process_is_ended_by_those_who_may_act_on_all_that_it_serves(web: httpx.AsyncClient) -> None:
+    """Another one has no button, and is refused; what a visitor does not see at all does not exist."""
+    listed = (await web.get("/processes", headers={"who": "root"})).text
+    name = listed.partition("/process/")[2].partition('"')[0]
+    seen = {}
+    for who in ("root", "ada", "guest"):
+        page = (await web.get(f"/process/{name}", headers={"who": who})).text
+        answer = await web.post("/do/stop-process", data={"process": name}, headers={"who": who})
+        seen[who] = ("stop-process" in page, "secret" in page, answer.status_code)
+    assert seen == {"root": (True, True, 200), "ada": (False, False, 403), "guest": (False, False, 403)}
+
+
 async def test_message_is_rescheduled_by_act_and_cancelled_by_admin(web: httpx.AsyncClient, settings: Settings) -> None:
     """The page has the buttons of the visitor's role, and the actions of another role are refused."""
     async with Broker(replace(settings, preflight="warn")) as broker:
