@@ -128,13 +128,13 @@ def where(visit: Visit, status: MessageStatus, subject: dict[str, str]) -> list[
     """The groups with what each has done with it, and buttons for what can still be changed."""
     topic, values = subject["topic"], subject | key_of(status.key)
     buttons: list[Content] = []
-    if status.state == "delayed" or any(each.state == "waiting_for_retry" for each in status.groups):
+    if status.state == "delayed" or any(each.state in MOVABLE for each in status.groups):
         time = text_field("at", "to (UTC)", type="datetime-local", step=1)
         buttons += [
             visit.action("reschedule", "run now", Role.ACT, topic, values | {"when": "now"}),
             visit.action("reschedule", "reschedule", Role.ACT, topic, values | {"when": "at"}, time),
         ]
-    if status.state == "delayed" or any(each.state in OPEN for each in status.groups):
+    if status.state == "delayed" or any(each.state not in OVER for each in status.groups):
         also = choice("running", "if its handler runs", (("", "let it end"), ("yes", "interrupt it")), "")
         shown = also if status.state == "stored" else None
         buttons.append(visit.action("cancel", "cancel", Role.ADMIN, topic, values, shown, danger=True))
@@ -164,11 +164,10 @@ def failed_table(attempts: Sequence[FailedAttempt], group: str) -> Content:
 
 NOT_STORED: Final = "0-0"
 """The stream id of an entry that is delayed."""
-OPEN: Final = (
-    "unread", "waiting_for_key", "waiting_for_turn", "waiting_for_rate", "waiting_for_permit", "held", "ready",
-    "running", "waiting_for_retry",
-)  # fmt: skip
-"""The states in which a message can be cancelled for a group."""
+MOVABLE: Final = ("waiting_for_retry", "waiting_for_time")
+"""States in which a message waits for a time."""
+OVER: Final = ("settled", "dead", "cancelled", "not_addressed")
+"""States in which there is nothing to cancel for a group."""
 
 # -- messages that wait for a time ------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from rsmq import Broker, Concurrency, Message, Rate, Settings
 from rsmq.consumer.reading.questions import Questions
 from rsmq.control import GroupStatus, asking
-from rsmq.dashboard import create_app
+from rsmq.dashboard import Role, Rules, Visitor, create_app
 from rsmq.model.delivery_state import DeliveryQuestion, DeliveryState, read_delivery_state, read_question
 from tests.cli.conftest import Cli
 from tests.consumer.members import consumer_of
@@ -24,6 +25,7 @@ from tests.dashboard.test_extension import browsing
 from tests.patience import PATIENCE, until
 
 PREFETCH = 40
+ADMIN = Rules(authorize=lambda _: Visitor("me", Role.ADMIN))
 MEMBER = r"in the hands of \S+: it has not started"
 
 Make = Callable[..., "Shop"]
@@ -182,7 +184,7 @@ async def test_command_and_dashboard_say_the_same(shop: Make, tmp_path: Path) ->
     here = shop(tenant=tenant, rate=Rate(10_000, by=provider))
     settings, command = here.broker.settings, ("trace", "--topic", "t")
     cli = Cli(tmp_path, {"RSMQ_URL": str(settings.url), "RSMQ_PREFIX": settings.prefix, "COLUMNS": "300"})
-    async with here.broker.running(), browsing(create_app(settings)) as web:
+    async with here.broker.running(), browsing(create_app(settings, rules=ADMIN)) as web:
         await here.broker.publish("t", {}, headers={"tenant": "acme", "provider": "twilio"})
         until_then = await here.broker.hold("t", "twilio", "1h")
         consumer = consumer_of(here.broker)
@@ -204,7 +206,21 @@ async def test_command_and_dashboard_say_the_same(shop: Make, tmp_path: Path) ->
         await until(is_data, "its JSON says so")
         page = await web.get(f"/message/t/{refs[0]}")
         assert f"{when}0 before it" in unescape(page.text)
+        assert 'action="/do/cancel"' in page.text, "it has not started"
         here.gate.set()
+
+
+async def test_page_of_a_message_that_waits_for_a_time_can_move_and_cancel_it(shop: Make) -> None:
+    """Its handler's rule lets it start tomorrow."""
+    here = shop(when=lambda _message: datetime.now(UTC) + timedelta(days=1))
+    async with here.broker.running(), browsing(create_app(here.broker.settings, rules=ADMIN)) as web:
+        (ref,) = await here.send(1)
+
+        async def is_known() -> bool:
+            page = (await web.get(f"/message/t/{ref}")).text
+            return "waits until" in page and 'action="/do/cancel"' in page and 'action="/do/reschedule"' in page
+
+        await until(is_known, "the page says so")
 
 
 async def test_hold_of_all_messages_is_seen_without_a_worker(shop: Make) -> None:
