@@ -21,6 +21,11 @@ async def test_worker_killed_with_a_backlog_of_ids_is_replaced_in_order(run_scen
     await run_scenario("killed with ids waiting")
 
 
+async def test_worker_killed_while_messages_wait_for_a_time_is_replaced(run_scenario: RunScenario) -> None:
+    """Three kills and a sleeper: each message is handled, in order per key, and none before its time."""
+    await run_scenario("killed with messages that wait for a time")
+
+
 @pytest.mark.parametrize("parent", ["right", "wrong"])
 async def test_killed_child_of_a_supervisor_is_replaced_at_once(run_scenario: RunScenario, parent: str) -> None:
     """Its siblings take over before any grace ends; a parent that says so of children that run does no harm."""

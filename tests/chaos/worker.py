@@ -18,15 +18,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from zlib import crc32
 
 import anyio
 from tenacity import wait_fixed
 
 import rsmq.worker.worker
-from rsmq import Broker, Concurrency, Message, Rate, Retry, RetryPolicy, Settings
+from rsmq import Broker, Concurrency, Message, Rate, Reject, Retry, RetryPolicy, Settings
 from tests.chaos.bank import Till
 from tests.chaos.ledger import EventWriter
 from tests.chaos.recorder import RecordingSettler, install
@@ -45,6 +46,7 @@ class Job:
     `cycles`: start and stop the broker so often before serving. `member`: a fixed member id instead of a unique one.
     `bank`: the address of a database: handlers book their messages there; `is_plain`: without effects and outbox.
     `limits`: of the group (`group`), of each `provider_of` its messages (`name`), or a `permit` that the handler takes.
+    `waits`: a message starts up to so many seconds after it was stored: `due_of` says when.
     `output`: handlers publish to `receipts`: with their message, or by the broker. `log`: a file, not standard error.
     """
 
@@ -66,6 +68,7 @@ class Job:
     member: str = ""
     output: Literal["", "message", "broker"] = ""
     limits: Literal["", "group", "name", "permit"] = ""
+    waits: float = 0.0
     bank: str = ""
     is_plain: bool = False
     log: str = ""
@@ -129,6 +132,12 @@ def provider_of(key: str) -> str:
     return f"p{sum(key.encode()) % 3}"
 
 
+def due_of(message: Message, waits: float) -> datetime:
+    """From when on a message may start. It ends with its digits, so messages of a key have several times."""
+    stored = int(message.stream_id.partition("-")[0])
+    return datetime.fromtimestamp(stored / 1000 + waits * (crc32(message.data) % 100) / 100, UTC)
+
+
 def limits_of(job: Job) -> dict[str, Any]:
     """The options of the handler. What is counted by a name can be held."""
     if not job.limits:
@@ -163,6 +172,8 @@ def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
             await work(order, message, key, n)
 
     async def work(order: dict[str, object], message: Message, key: str, n: int) -> None:
+        if job.waits and datetime.now(UTC) < due_of(message, job.waits) - timedelta(milliseconds=20):
+            raise Reject("it starts before its time")  # an unexpected dead letter fails the run
         ledger.note("start", key, n, message.attempt)
         try:
             if job.output == "message":
@@ -192,6 +203,7 @@ def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
         retry=RetryPolicy(max_attempts=job.attempts, wait=wait_fixed(0.1)),
         timeout=job.timeout,
         execution=None if job.execution == "inline" else job.execution,
+        when=(lambda message: due_of(message, job.waits)) if job.waits else None,
         **limits_of(job),
     )(inline if job.execution == "inline" else handle_apart)
     return broker, till

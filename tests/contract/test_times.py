@@ -9,10 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker, Message, MessageRef, RetryPolicy
+from rsmq import Broker, ConfigError, Message, MessageRef, RetryPolicy
 from rsmq.control import Cancelled
 from rsmq.inspector.observer import Observer
 from rsmq.model.clock import epoch_ms
+from rsmq.redis.streams import reset_group
 from tests.contract.witness import Witness, ask, dies, letters_of, settled
 from tests.patience import until
 
@@ -63,6 +64,12 @@ class Night:
             while len(await self.waits()) != number:
                 await anyio.sleep(0.01)
 
+    async def wait_for_counts(self, *counts: int) -> None:
+        """The counts of all that is pending are these."""
+        with anyio.fail_after(30):
+            while await self.counts() != list(counts):
+                await anyio.sleep(0.01)
+
     async def state(self, ref: MessageRef) -> str:
         status = (await self.broker.look(ref)).group("g")
         assert status is not None
@@ -80,9 +87,7 @@ async def test_message_that_may_not_start_yet_waits_with_a_count_of_0_and_its_ke
         await night.publish("other", "bob")
         await witness.sees(["other"])
         await night.wait_for(1)
-        with anyio.fail_after(30):
-            while await night.counts() != [0, 0]:
-                await anyio.sleep(0.01)
+        await night.wait_for_counts(0, 0)
         assert await night.state(second) == "waiting_for_key"
         status = (await broker.look(first)).group("g")
         assert status is not None
@@ -149,9 +154,7 @@ async def test_what_waits_for_a_time_is_no_backlog(broker: Broker, witness: Witn
         for number in range(5):
             await night.publish(f"m{number}", f"k{number % 3}", sleep=True)
         await night.wait_for(3)
-        with anyio.fail_after(30):
-            while await night.counts() != [0] * 5:
-                await anyio.sleep(0.01)
+        await night.wait_for_counts(0, 0, 0, 0, 0)
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
         assert (consumer.work.waiting_for_time, consumer.work.backlog) == (5, 0)
@@ -174,7 +177,7 @@ async def test_next_owner_keeps_the_due_times_and_does_not_ask_the_rule(make_bro
         await until(lambda: resting(second.broker) == 3, "they wait in the new owner")
         assert await second.waits() == before
         assert second.rule.asked == ["other"]
-        assert await second.counts() == [0, 0, 0]
+        await second.wait_for_counts(0, 0, 0)
         for ref in refs:
             await second.broker.reschedule(ref, delay=timedelta(0))
         await witness.sees(["m0", "m1", "m2"])
@@ -200,7 +203,7 @@ async def test_retry_that_comes_due_in_quiet_hours_waits_and_keeps_its_count(bro
         rule.is_night = True
         await broker.reschedule(ref, delay=timedelta(0))
         await night.wait_for(1)
-        assert await night.counts() == [1]
+        await night.wait_for_counts(1)
         assert await night.state(ref) == "waiting_for_time"
         await broker.reschedule(ref, delay=timedelta(0))
         await until(lambda: len(night.attempts) == 2, "it is tried again")
@@ -264,3 +267,72 @@ def far(broker: Broker) -> int:
     """How many messages wait of which only the id is kept."""
     consumers = broker.worker.consumers if broker.worker is not None else ()
     return sum(consumer.queue.far(consumer.lanes.values()) for consumer in consumers)
+
+
+@pytest.mark.parametrize("loss", ["reset", "flush", "waits"])
+async def test_what_waits_for_a_time_outlives_a_loss(broker: Broker, witness: Witness, loss: str) -> None:
+    """A reset of the group asks the rule again, after FLUSHALL nothing is left; lost times are asked about anew."""
+    night = Night(broker, witness)
+    async with broker.running():
+        await night.publish("first", "ada", sleep=True)
+        await night.publish("second", "ada")
+        await night.wait_for(1)
+        topic = await broker.topics.find("t")
+        assert topic is not None
+        if loss == "reset":
+            await reset_group(broker.client, broker.keys, topic, "g", "earliest")
+        elif loss == "flush":
+            names = [broker.keys.stream("t", 0), broker.keys.waits("t", 0, "g"), broker.keys.lease("t", 0, "g")]
+            await ask(broker, "DEL", *names)
+            await until(lambda: resting(broker) == 0, "nothing waits any more")
+            await night.publish("first", "ada", sleep=True)
+            await night.publish("second", "ada")
+        else:
+            await ask(broker, "DEL", broker.keys.waits("t", 0, "g"))
+            await ask(broker, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with anyio.fail_after(30):
+            while [*(await night.waits()).values()] != [float(epoch_ms(TOMORROW))]:
+                await anyio.sleep(0.01)
+        night.rule.is_night = False
+        for entry_id in await night.waits():
+            await broker.reschedule(await broker_ref(broker, entry_id), topic="t", delay=timedelta(0))
+        await witness.sees(["first", "second"])
+        await settled(broker, "t")
+    assert witness.seen == ["first", "second"]
+
+
+async def broker_ref(broker: Broker, entry_id: str) -> str:
+    """The id of the message of an entry."""
+    ((_, fields),) = await ask(broker, "XRANGE", broker.keys.stream("t", 0), entry_id, entry_id)
+    return str(dict(zip(fields[::2], fields[1::2], strict=True))[b"id"].decode())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"when": "22:00"}, "when='22:00' is no rule: write QuietHours"),
+        ({"when": print, "batch": 10}, "when lets single messages wait: leave batch out"),
+        ({"when": print, "distribution": "shared"}, "because no member owns them"),
+        ({"when": print, "ordering": "partition"}, "stops its whole partition"),
+    ],
+)
+def test_rule_that_cannot_hold_is_refused(broker: Broker, options: dict[str, Any], text: str) -> None:
+    """The error says what to do."""
+
+    async def one(data: Any) -> None: ...
+    async def many(data: list[Any]) -> None: ...
+
+    with pytest.raises(ConfigError, match=text):
+        broker.handler("t", group="g", **options)(many if "batch" in options else one)
+
+
+async def test_rule_without_read_ahead_is_refused(make_broker: Make) -> None:
+    """What waits is kept as ids."""
+    broker = make_broker(read_ahead=0)
+
+    @broker.handler("t", group="g", when=lambda _: None)
+    async def handle(data: str) -> None: ...
+
+    with pytest.raises(ConfigError, match="RSMQ_READ_AHEAD=0 allows none"):
+        async with broker.running():
+            pass

@@ -14,7 +14,7 @@ from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.recovery import START
-from rsmq.errors import BrokerError, Malformed
+from rsmq.errors import BrokerError, BrokerUnavailable, Malformed
 from rsmq.handler.retry import decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message
@@ -100,7 +100,13 @@ class Reclaimer:
         dues, at = dict[bytes, float](), 0
         while True:
             last = at + LISTED - 1
-            flat = await self._client.execute_command("ZRANGE", lane.waits_key, at, last, "WITHSCORES")
+            try:
+                flat = await self._client.execute_command("ZRANGE", lane.waits_key, at, last, "WITHSCORES")
+            except BrokerUnavailable:
+                raise
+            except BrokerError as error:
+                log.error("%s cannot be read, so the rule is asked for each message anew: %s", lane.waits_key, error)
+                break
             pairs = pairs_of(flat)
             dues.update({entry_id: float(due) for entry_id, due in pairs})
             if len(pairs) < LISTED:

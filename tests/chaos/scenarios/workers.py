@@ -313,6 +313,27 @@ async def the_log_is_full(testbed: Testbed) -> Verdict:
     return await run.verdict()
 
 
+@scenario("A42", injection="messages wait for up to two seconds; SIGKILL of the busiest of two workers, three times, "
+          "at any step of what waits, is read again and starts; another one sleeps for two leases",
+          bound="each message is handled, in order per key, and none before its time",
+          is_cheap=True)  # fmt: skip
+async def killed_with_messages_that_wait_for_a_time(testbed: Testbed) -> Verdict:
+    """What waits for a time is found by the next owner, with its time."""
+    run = await testbed.start(await testbed.shared_server(), workers=2, prefetch=40, waits=2.0)
+    for number in range(20 if run.seconds else 3):
+        await run.burst(400, keys=100, seconds=0.0002)
+        await run.handles(100)
+        victim = run.busiest()
+        victim.kill()
+        run.excuse("killed", victim)
+        run.processes.start_worker()
+        if number == 1:
+            sleeper = run.busiest()
+            run.excuse("paused", sleeper)
+            await paused(sleeper, 2 * run.job.lease)
+    return await run.verdict()
+
+
 @scenario("A38", injection="SIGKILL of the busiest of two workers with room for 40 messages in memory, while 1500 of "
           "five keys wait as ids (100 000 in the long form)",
           bound="the other one takes over in order; nothing that waited as an id counts as started",
