@@ -49,7 +49,7 @@ CONTRAST = """
 EVERY_PAGE = (
     "", "members", "processes", "topic/orders", "group/orders/billing", "messages/orders", "delayed/orders",
     "dead-letters", "dead-letters/orders/billing", "schedules", "schedule/ticks/clock", "devices", "device/phone-1",
-    "connections", "audit",
+    "connections", "retained", "audit",
 )  # fmt: skip
 
 
