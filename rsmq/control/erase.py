@@ -149,7 +149,8 @@ class Erase:
         keys, at, erased, left = self._keys, (topic.name, partition), 0, 0
         ids = [entry_id async for entry_id, flat in self._entries(keys.stream(*at)) if has_key(flat, key)]
         for group in groups:
-            own = (keys.retry(*at, group), keys.cancels(*at, group), keys.cancelled(*at, group))
+            parts = (keys.retry, keys.cancels, keys.cancelled, keys.waits)
+            own = [part(*at, group) for part in parts]
             words = [
                 await CANCEL_MESSAGE(self._client, (keys.stream(*at), *own), (group, entry_id, "asked", MOST_ATTEMPTS))
                 for entry_id in ids

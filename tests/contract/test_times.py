@@ -336,3 +336,16 @@ async def test_rule_without_read_ahead_is_refused(make_broker: Make) -> None:
     with pytest.raises(ConfigError, match="RSMQ_READ_AHEAD=0 allows none"):
         async with broker.running():
             pass
+
+
+async def test_what_waits_for_a_time_is_erased_with_its_key(broker: Broker, witness: Witness) -> None:
+    """Nothing of the person is left, and others go on."""
+    night = Night(broker, witness)
+    async with broker.running():
+        for data, key in (("a", "ada"), ("b", "bob"), ("c", "ada")):
+            await night.publish(data, key, sleep=True)
+        await night.wait_for_counts(0, 0, 0)
+        erased = await broker.erase("ada")
+        assert erased.running == 0
+        await night.wait_for_counts(0)
+        await night.wait_for(1)
