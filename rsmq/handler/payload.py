@@ -46,7 +46,7 @@ def decoder_for(annotation: Any) -> Decoder:
 
 
 def formats_for(annotation: Any) -> Mapping[str, Decoder]:
-    """The decoders for other content types than JSON; none for a type that is read as JSON whatever the type says."""
+    """The decoders for other content types than JSON; none for a type that is always read as JSON."""
     own = format_of(annotation)
     return {} if own is None else own.by_type
 

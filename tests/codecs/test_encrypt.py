@@ -72,7 +72,7 @@ def test_what_is_encoded_comes_back(data: bytes, message_id: str, key: str | Non
 
 
 def test_no_two_different_messages_share_a_nonce() -> None:
-    """Whatever differs, the nonce does: of one subkey and nonce, two ciphertexts would give a third one."""
+    """If anything differs, the nonce does: of one subkey and nonce, two ciphertexts would give a third one."""
     messages = [
         ("m", "a", "t", b"x"), ("m", "b", "t", b"x"), ("m", None, "t", b"x"), ("m", "", "t", b"x"),
         ("m", "a", "u", b"x"), ("m", "a", "t", b"y"), ("n", "a", "t", b"x"), ("ma", "", "t", b"x"),

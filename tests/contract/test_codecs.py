@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from rsmq import Broker, Message, RetryPolicy, Settings
 from rsmq.broker.requests import read_reply, reply_id
 from rsmq.codecs import Encrypt, Keyring, Zstd
-from rsmq.errors import Malformed
+from rsmq.errors import Malformed, TooLarge
 from rsmq.model.encoding import Binding
+from rsmq.producer.batch import EntryEncoder
 from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
 from tests.patience import until
 
@@ -311,3 +314,47 @@ async def test_an_answer_is_encrypted_for_its_request(coded: MakeCoded) -> None:
 def opened(broker: Broker, data: bytes, kind: str, enc: str) -> bytes:
     """An answer, taken for that of another request."""
     return broker.encoding.undo(data, Binding(reply_id("another").encode(), None, kind.encode(), enc.encode()))
+
+
+async def test_what_a_gateway_queues_is_encrypted(coded: MakeCoded, witness: Witness) -> None:
+    """Several payloads of one client in one call, and one with an id of its own, in their order."""
+    broker = coded("k1")
+    register(broker, "payload", witness.note)
+
+    async with broker, broker.running():
+        producer = broker._connection.producer
+        target = await broker.topics.existing("t")
+        encoder = EntryEncoder("client-1", "application/json", {"mark": "x"})
+        waiters = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        many = Together(waiters[0], 3)
+        producer.enqueue(target, [b'{"n":1}', b'{"n":2}', b'{"n":3}'], many, encoder)
+        producer.enqueue(target, [b'{"n":4}'], waiters[1], encoder, "m-4")
+        await asyncio.gather(*waiters)
+        await witness.sees([1, 2, 3, 4])
+        entries = await ask(broker, "XRANGE", broker.keys.stream("t", 0), "-", "+")
+        with pytest.raises(TooLarge):
+            producer.enqueue(target, [os.urandom(300 << 10)], waiters[1], encoder)
+    assert witness.seen == [1, 2, 3, 4]
+    assert [dict(zip(fields[::2], fields[1::2], strict=True))[b"enc"] for _, fields in entries] == [b"a256gcm=k1"] * 4
+
+
+class Together:
+    """Waits for several messages, as a connection of a gateway does."""
+
+    def __init__(self, done: asyncio.Future[None], count: int) -> None:
+        self._done = done
+        self._left = count
+
+    def done(self) -> bool:
+        """Whether all are stored."""
+        return self._done.done()
+
+    def set_result(self, result: None) -> None:
+        """One more is stored."""
+        self._left -= 1
+        if not self._left:
+            self._done.set_result(result)
+
+    def set_exception(self, exception: Exception) -> None:
+        """One is not."""
+        self._done.set_exception(exception)
