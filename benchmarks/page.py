@@ -8,14 +8,27 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from benchmarks import curve, everyday, gateway_page, imports, limits, robust, scale, telemetry, waiting
+from benchmarks import codecs, curve, everyday, gateway_page, imports, limits, robust, scale, telemetry, waiting
 from benchmarks.peers import report
 from benchmarks.pipeline import figure as pipeline
 from benchmarks.section import Section
 
 SECTIONS: Final[dict[str, Section]] = {
     module.SECTION.name: module.SECTION
-    for module in (report, everyday, waiting, imports, telemetry, limits, curve, scale, pipeline, gateway_page, robust)
+    for module in (
+        report,
+        everyday,
+        waiting,
+        imports,
+        codecs,
+        telemetry,
+        limits,
+        curve,
+        scale,
+        pipeline,
+        gateway_page,
+        robust,
+    )
 }
 """All sections, in the order of the page."""
 
