@@ -19,7 +19,7 @@ from rsmq.pipeline.format.columns import PACKED, WITH_HEADERS, ColumnBuilder, St
 from rsmq.pipeline.format.rows import bytes_column, check_columns, entries_from, group_by_column, header_fields
 
 ORIGIN = MessageOrigin("orders", 3, "g")
-NAMES = st.sampled_from([b"data", b"key", b"id", b"type", b"h", b"group", b"x", b"\xff", b"rsmq.packed", b""])
+NAMES = st.sampled_from([b"data", b"key", b"id", b"type", b"h", b"group", b"enc", b"x", b"\xff", b"rsmq.packed", b""])
 FIELDS = st.lists(st.tuples(NAMES, st.binary(max_size=8)), min_size=1, max_size=5)
 HEADERS = st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3)
 
@@ -47,7 +47,8 @@ def seen(fields: list[bytes]) -> tuple[Any, ...]:
         message = Message(ORIGIN, b"5-1", fields)
     except Exception as error:
         return type(error), str(error)
-    return message.data, message.routing_key, message.id, message.type, message.headers, message.addressee
+    about = message.data, message.routing_key, message.id, message.type, message.headers, message.addressee
+    return (*about, None if message.is_plain else message.encoding)
 
 
 def test_the_columns_of_an_entry() -> None:
@@ -131,6 +132,14 @@ def test_what_columns_cannot_hold_is_packed() -> None:
     """Only then: packing doubles the size."""
     assert [header["key"] for header in batch([b"data", b"", b"group", b"g"]).to_pylist()[0]["headers"]] == [PACKED]
     assert [header["key"] for header in batch([b"data", b"", b"x", b"1"]).to_pylist()[0]["headers"]] == ["x"]
+
+
+def test_a_copy_of_an_encrypted_entry_is_encrypted_in_the_same_way() -> None:
+    """Its `enc` is the header of a row, and the field of the copy: without it the copy would be noise."""
+    fields = [b"data", b"\x01" * 40, b"id", b"m1", b"key", b"k", b"enc", b"zstd;a256gcm=k1"]
+    (row,) = batch(fields).to_pylist()
+    assert {"key": "enc", "value": b"zstd;a256gcm=k1"} in row["headers"]
+    assert copied(fields) == fields
 
 
 def test_headers_that_are_no_text_are_fields_of_their_own() -> None:

@@ -2,8 +2,8 @@
 
 `key` and `value` are the bytes of the message. `includeHeaders` adds the message's `headers`, `id`, content `type`,
 when it `expires` (ms since 1970) and `on_expiry`, the `unique` name that it was published under, and the groups for
-which it was `cancelled`. An entry that these columns cannot hold (malformed, or meant for one group) is packed whole
-into the header `rsmq.packed`, so that a written copy is the same entry.
+which it was `cancelled`. An entry that these columns cannot hold (malformed, meant for one group, or compressed or
+encrypted) is packed whole into the header `rsmq.packed`, so that a written copy is the same entry.
 
 Arrow arrays are made from buffers here. `pa.array` and `pa.scalar` import pandas at their first call, where it is
 installed: that costs half a CPU second in every Python worker of Spark.
@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from rsmq.errors import Malformed
 from rsmq.model.clock import LATEST_MS
+from rsmq.model.encoding import ENC
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.message import KNOWN_FIELDS, read_headers
@@ -32,6 +33,8 @@ from rsmq.model.packing import pack_fields
 PACKED: Final = "rsmq.packed"
 UNIQUE: Final = b"unique"
 NOTHING: Final[Mapping[bytes, str]] = MappingProxyType({})
+COLUMNS: Final = KNOWN_FIELDS - {ENC}
+"""Fields that are no headers here. How a payload is encoded is shown as the header `enc`."""
 MAX_BIGINT: Final = 2**63 - 1
 
 HEADER: Final = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
@@ -206,13 +209,14 @@ def read_extras(fields: list[bytes]) -> Extras:
         for text in own.values():
             text.decode()
         headers = {} if b"h" not in by_name else read_headers(by_name[b"h"])
-        others = {name.decode(): by_name[name] for name in sorted(by_name.keys() - KNOWN_FIELDS - own.keys())}
+        others = {name.decode(): by_name[name] for name in sorted(by_name.keys() - COLUMNS - own.keys())}
     except (UnicodeDecodeError, Malformed):
         return Extras([(PACKED, pack_fields(fields))])
     listed = [(name, value.encode()) for name, value in headers.items()] + list(others.items())
     is_faithful = (
         b"data" in by_name
         and b"group" not in by_name
+        and ENC not in by_name  # it is a field for every reader, and would be written as a header
         and len(by_name) * 2 == len(fields)
         and not headers.keys() & others.keys()
         and PACKED not in headers.keys() | others.keys()
