@@ -118,7 +118,7 @@ class Consumer:
             self._wait_by(times)
         self._serve_bands()
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
-        self._questions = Questions(context, self._runner, self.holds)
+        self._questions = Questions(context, self._runner, self.holds, self._permits)
         self.participation = Participation(
             context, heartbeat, self.membership, self.fetchers, self.settler, self._vitals, self._questions.ask
         )

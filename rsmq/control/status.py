@@ -50,7 +50,8 @@ class GroupStatus:
     - `waiting_for_rate`, `waiting_for_permit`: it waits for the rate, or a permit, of `name`; None: of the handler.
     - `held`: nothing of `name` starts until `until`; an empty name is all messages of the group.
     - `ready`: it starts when a slot is free.
-    - `running`: in the hands of `member` since `since`: it runs. If its member has not answered: or it starts next.
+    - `running`: in the hands of `member` since `since`: it runs; its handler may wait for a permit of `name`. If its
+      member has not answered: or it starts next.
     - `waiting_for_retry`: attempt `attempt` failed with `error`; the next one is due at `due`.
     - `waiting_for_time`: `member` has it and has not started it: its handler's `when` lets it start at `due`.
     - `settled`: this group is done with it. If `expired` is a time, it was handled before then, or dropped: the server
@@ -118,7 +119,8 @@ class GroupStatus:
             case "ready":
                 return f"ready: it starts when a slot is free{self._flow_text}{last}"
             case "running":
-                return f"in the hands of {self.member} since {self.since}, attempt {self.attempt}{last}"
+                permit = "" if self.name is None else f"; its handler waits for a permit of {self.name}"
+                return f"in the hands of {self.member} since {self.since}, attempt {self.attempt}{permit}{last}"
             case "waiting_for_retry":
                 return f"waits for its retry at {self.due}, after attempt {self.attempt}{last}"
             case "waiting_for_time":

@@ -30,7 +30,8 @@ class DeliveryState:
     """The state of one message in the member that has it.
 
     `before`: how many messages start before it, of those that wait for the same thing in its partition; None if that
-    is not known. `name`: that of the rate, permit or hold; empty for one of all messages. `tenant`: whose flow it
+    is not known. `name`: that of the rate, permit or hold, empty for one of all messages; of a message that runs
+    the permit that its handler waits for. `tenant`: whose flow it
     waits in. `until_ms`: the end of the hold, by the server's clock.
     """
 

@@ -157,6 +157,31 @@ async def test_each_limit_says_what_its_message_waits_for(
         here.gate.set()
 
 
+async def test_message_whose_handler_waits_for_a_permit_says_so(shop: Make) -> None:
+    """It runs: of two that share one permit the second waits inside its handler."""
+    here, inside, go_on = shop(), list[str](), asyncio.Event()
+
+    @here.broker.handler("calls", group="g", permits={"twilio": Concurrency(1)})
+    async def call(message: Message) -> None:
+        async with message.permit("twilio"):
+            inside.append(message.id)
+            await go_on.wait()
+
+    async with here.broker.running():
+        refs = [await here.broker.publish("calls", {"n": n}) for n in range(2)]
+
+        async def is_known() -> bool:
+            status = [(await here.broker.look(ref)).group("g") for ref in refs]
+            if not all(each is not None and each.state == "running" for each in status):
+                return False
+            texts = {str(ref): each.text for ref, each in zip(refs, status, strict=True) if each is not None}
+            waits = [ref for ref, text in texts.items() if "its handler waits for a permit of twilio" in text]
+            return len(inside) == 1 and waits == [str(ref) for ref in refs if str(ref) not in inside]
+
+        await until(is_known, "the one that waits says so")
+        go_on.set()
+
+
 async def test_hold_is_named_with_its_end(shop: Make) -> None:
     """Of what waits in memory, of what is only an id, and of what is not read; and not once it has ended."""
     here = shop(rate=Rate(10_000, by=provider))

@@ -11,6 +11,7 @@ from typing import Final
 
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.handler_permits import HandlerPermits
 from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError, Malformed
@@ -31,10 +32,13 @@ class Questions:
     An answer that is lost is not repeated: then the caller says what the server knows.
     """
 
-    def __init__(self, context: ConsumerContext, runner: Runner, holds: Holds | None) -> None:
+    def __init__(
+        self, context: ConsumerContext, runner: Runner, holds: Holds | None, permits: HandlerPermits | None
+    ) -> None:
         self._context = context
         self._runner = runner
         self._holds = holds
+        self._permits = permits
         self._asked = deque[DeliveryQuestion]()
         self._is_asked = asyncio.Event()
 
@@ -68,8 +72,9 @@ class Questions:
         found = self._runner.queue.state_of(lane, entry_id)
         if found is None:
             running = [message for task_slot in self._runner.task_slots for message in task_slot.messages]
-            is_running = any(each.origin is lane and each.entry_id == entry_id for each in running)
-            return DeliveryState("running") if is_running else None
+            its = next((each for each in running if each.origin is lane and each.entry_id == entry_id), None)
+            permit = None if its is None or self._permits is None else self._permits.waited_for(its)
+            return None if its is None else DeliveryState("running", name=permit)
         state, message = found
         if self._holds is None or not self._holds.names or state.state == "held":
             return state

@@ -82,6 +82,7 @@ class HandlerPermits:
         self._calls = calls
         self._spending = spending
         self._holds, self._runs = holds, runs
+        self._waiting: dict[Message, str] = {}
         if holds is not None:
             holds.on_change(self._look_again)
 
@@ -124,15 +125,23 @@ class HandlerPermits:
                 raise Hold(left, name)
 
         calls = self._calls.get(name)
-        if calls is not None:
-            await calls.take(check)
+        self._waiting[message] = name
         try:
-            if name in self._rates:
-                await self._rates[name].acquire(name, check)
-            check()
-        except BaseException:
-            self.give_back(name)
-            raise
+            if calls is not None:
+                await calls.take(check)
+            try:
+                if name in self._rates:
+                    await self._rates[name].acquire(name, check)
+                check()
+            except BaseException:
+                self.give_back(name)
+                raise
+        finally:
+            self._waiting.pop(message, None)
+
+    def waited_for(self, message: Message) -> str | None:
+        """The permit that the handler of a message waits for now; None: for none."""
+        return self._waiting.get(message)
 
     def give_back(self, name: str) -> None:
         """The call has ended."""
