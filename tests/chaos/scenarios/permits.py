@@ -62,7 +62,7 @@ def most_at_once(intervals: Iterable[tuple[str, float, float]]) -> tuple[int, Ma
           variants=({"limits": "group"}, {"limits": "name"}, {"limits": "permit"}), servers=ONE,
           is_cheap=True)  # fmt: skip
 async def permits_while_workers_die(testbed: Testbed, limits: str) -> Verdict:
-    """A permit ends with its member, before anyone else gets it; a hold outlives its members."""
+    """A permit ends with its member, before another one gets it; a hold outlives its members."""
     lease = CALM if IS_LONG else 2  # a busy machine that stands still for a second has cost one of 2 s
     run = await testbed.start(await testbed.shared_server(), limits=limits, attempts=20, lease=lease)
     calls = Calls()
