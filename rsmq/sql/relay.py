@@ -412,10 +412,9 @@ class OutboxRelay:
                 continue
             batch = batches.get(partition)
             if batch is None:
-                names = [part(*partition) for part in (self._context.keys.stream, self._context.keys.delayed)]
-                batch = batches[partition] = RelayBatch(
-                    topic, partition, [*names, self._context.keys.relayed(*partition)]
-                )
+                keys = self._context.keys
+                names = [part(*partition) for part in (keys.stream, keys.delayed, keys.relayed, keys.unique)]
+                batch = batches[partition] = RelayBatch(topic, partition, names)
             batch.replicas = max(batch.replicas, options.wait_replicas)
             dedups = () if options.message_id is None else self._dedups(topic, partition[1], message_id)
             batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields], dedups))

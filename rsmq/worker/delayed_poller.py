@@ -26,6 +26,8 @@ log = logging.getLogger("rsmq.delay")
 
 MOST_AT_ONCE: Final = 200
 LONGEST_PAUSE: Final = 1.0
+EARLIEST: Final = 0.01
+"""Seconds between two polls, where a message is due before the next one."""
 PAGE: Final = 32
 """Partitions checked with one command."""
 
@@ -34,7 +36,8 @@ Partition = tuple[str, int]
 
 
 class DelayedPoller:
-    """Polls the partitions that `partitions` returns every `delay_resolution`, with one write to each node.
+    """Polls the partitions that `partitions` returns every `delay_resolution`, with one write to each node. A partition
+    whose next message is due before that is asked again when it is due, at most every 10 ms.
 
     Several pollers may poll the same partition: the script moves each message once. It polls even when nothing was
     scheduled a moment ago, because a message delayed by 200 ms may arrive at any time.
@@ -56,6 +59,9 @@ class DelayedPoller:
         self._connection = ShardedConnection(client)
         self._backoff = Backoff(2 * self._resolution, LONGEST_PAUSE)
         self._broken: set[Partition] = set()
+        self._due: dict[Partition, float] = {}
+        """When the next message of a partition is due (monotonic), as far as the server has said it."""
+        self._next_at = 0.0
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -72,16 +78,28 @@ class DelayedPoller:
 
     async def _poll(self) -> float:
         """Move what is due; returns the seconds until the next poll. Errors end here and lengthen the pause."""
-        next_at = monotonic() + self._resolution
+        begun, everything = monotonic(), list(self._partitions())
+        is_early = begun < self._next_at
+        if not is_early:
+            self._next_at = begun + self._resolution
+            self._due.clear()
+        next_at = self._next_at
         try:
-            moved = await self.release(await self._non_empty(list(self._partitions())))
+            if is_early:
+                asked: Sequence[Partition] = [each for each in everything if self._due.get(each, next_at) <= begun]
+            else:
+                asked = await self._non_empty(everything)
+            moved = await self.release(asked)
         except BrokerError as error:
             (log.debug if self._backoff.failures else log.warning)("delayed messages wait: %s", error)
             await self.close()
             return max(self._backoff.next(), next_at - monotonic())
         self._backoff.reset()
         is_more_due = any(count >= MOST_AT_ONCE for count in moved)
-        return 0.0 if is_more_due else max(0.0, next_at - monotonic())
+        if is_more_due:
+            return 0.0
+        soonest = max(min([next_at, *self._due.values()]), begun + EARLIEST)
+        return max(0.0, min(next_at, soonest) - monotonic())
 
     async def _non_empty(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
         """Skip pages of partitions without delayed messages: most have none, and one EXISTS checks a whole page.
@@ -105,8 +123,11 @@ class DelayedPoller:
         replies = await self._connection.exchange(
             [(keys[0], pack(RELEASE_DELAYED.command(keys, args))) for keys, args in calls]
         )
-        moved = []
+        moved, now = [], monotonic()
         for partition, reply in zip(partitions, replies, strict=True):
+            self._due.pop(partition, None)
+            if not isinstance(reply, Exception) and reply[1] >= 0 and not reply[2]:
+                self._due[partition] = now + reply[1] / 1000
             moved.append(0 if isinstance(reply, Exception) else reply[0])
             self._log_failure(partition, reply)
             if not isinstance(reply, Exception) and reply[2]:

@@ -362,7 +362,7 @@ async def test_a_mark_of_a_job_that_is_none_loses_no_message(client: Client, key
 @pytest.mark.parametrize("value", [each for each in SPOILED if each])
 async def test_a_relay_of_rows_goes_on_behind_records_that_are_none(client: Client, keys: Keys, value: bytes) -> None:
     """A turn that no call can be later than, and rows without whole ids."""
-    names = (keys.stream("orders", 3), keys.delayed("orders", 3), keys.relayed("orders", 3))
+    names = [part("orders", 3) for part in (keys.stream, keys.delayed, keys.relayed, keys.unique)]
     row = b"\x01" * 16
     await client.execute_command("HSET", names[2], "turn|db", value, "rows|db", value)
     args = ("db", f"{7:032d}", 0, "reject", b"", row, "", 2, "data", "x")

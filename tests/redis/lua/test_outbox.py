@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.errors import BrokerError
 from rsmq.model.keys import Keys
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import pack_fields, unpack_fields
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import LEAD_WORK, RELAY_ROWS
 
@@ -20,7 +20,8 @@ class Partition:
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self.client = client
-        self.names = (keys.stream("orders", 3), keys.delayed("orders", 3), keys.relayed("orders", 3))
+        parts = (keys.stream, keys.delayed, keys.relayed, keys.unique)
+        self.names = tuple(part("orders", 3) for part in parts)
         self.turn = 0
 
     async def call(self, *command: Any) -> Any:
@@ -77,8 +78,29 @@ async def test_relay_rows_delays_a_row_with_a_due_time(partition: Partition) -> 
     assert await partition.relay(C, B, due=1) == [b"OK", 2, 0, A + C + B]
     flat = await partition.call("ZRANGE", partition.names[1], 0, -1, "WITHSCORES")
     found = [(unpack_fields(packed)[1], int(float(due))) for packed, due in zip(flat[::2], flat[1::2], strict=True)]
-    assert found == [(C, 1), (B, 1), (A, 4_000_000_000_000)]
-    assert await partition.data() == []
+    assert found == [(A, 4_000_000_000_000)]
+    assert await partition.data() == [C, B], "what is overdue is released at the end of the call, in order"
+
+
+async def test_relay_rows_releases_what_is_due_before_a_row_without_a_time(partition: Partition) -> None:
+    """Also what another publisher has delayed, and only what is due. A full stream keeps the row out, too."""
+    for number, due in ((1, 5), (2, 3), (3, 4_000_000_000_000)):
+        packed = pack_fields(["data", str(number), "id", str(number)])
+        await partition.call("ZADD", partition.names[1], due, packed)
+    assert await partition.relay(A) == [b"OK", 1, 0, A]
+    assert await partition.data() == [b"2", b"1", A]
+    await partition.call("ZADD", partition.names[1], 6, pack_fields(["data", "4"]))
+    assert await partition.relay(A, B, limit=4) == [b"FULL", 0, 1, A]
+    assert await partition.data() == [b"2", b"1", A, b"4"]
+
+
+async def test_relay_rows_moves_a_bounded_number_before_a_row(partition: Partition) -> None:
+    """A backlog of due messages takes several calls: until all are in the stream the row waits."""
+    pairs = [part for number in range(1500) for part in (number, pack_fields(["data", str(number)]))]
+    await partition.call("ZADD", partition.names[1], *pairs)
+    assert await partition.relay(A) == [b"OK", 0, 0, b""]
+    assert await partition.relay(A) == [b"OK", 1, 0, A]
+    assert await partition.data() == [*[str(number).encode() for number in range(1500)], A]
 
 
 async def test_relay_rows_remembers_what_it_has_appended_before_an_error(partition: Partition) -> None:
