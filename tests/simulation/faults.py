@@ -85,8 +85,6 @@ class Fates:
         """Inflict a fault on a member now."""
         if kind in UNSURE:
             self._run.limits.forget()
-        if kind == "step":
-            self._run.quiet.forget()
         getattr(self, f"_{kind}")(name, victim)
 
     def _kill(self, name: str, victim: Member) -> None:
@@ -411,6 +409,7 @@ class Fates:
         self._was_set_back = self._was_set_back or offset < run.network.offset
         run.network.offset = offset
         run.moves.forget()
+        run.quiet.forget()
         run.world.note(f"the server's clock is off by {run.network.offset:g} s")
 
     def _end_leases(self) -> None:
