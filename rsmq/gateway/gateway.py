@@ -218,7 +218,9 @@ class Gateway:
         topics = self.routes.topics()
         assert self.router is not None
         handlers = [self.router.handler(topic) for topic in topics]
-        worker = Worker(opened.connector, opened.client, self._broker.keys, handlers, (), ())
+        worker = Worker(
+            opened.connector, opened.client, self._broker.keys, handlers, (), (), encoding=self._broker.encoding
+        )  # fmt: skip
         async with own_tasks() as tasks:
             await tasks.start(worker.run)
             try:
