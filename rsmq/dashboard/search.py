@@ -32,6 +32,8 @@ async def search(visit: Visit) -> Page:
     topics = [each for each in await visit.queries.topics.names() if visit.sees(each)]  # a board may be older
     names = named(visit, topics, board, wanted.casefold())
     found, left = await messages_of(visit, topics, wanted)
+    if not found:
+        names += await traces(visit, topics, wanted)
     if visit.visitor.sees(None):
         names += await clients(visit, wanted)
     rows = [
@@ -68,6 +70,18 @@ async def messages_of(
                 found += [(topic, each) for each in some if (topic, each) not in found]
             left.remove(topic)
     return found, left
+
+
+async def traces(visit: Visit, topics: Sequence[str], wanted: str) -> list[Row]:
+    """A message with this id that is in no stream any more: what is left of it, such as a dead letter."""
+    rows = list[Row]()
+    with anyio.move_on_after(SECONDS):
+        for topic in topics:
+            with suppress(PageNotFound, ConfigError):
+                status = await visit.queries.status(topic, wanted)
+                shown = link(f"{wanted} of {topic}", visit.url("message", topic, wanted))
+                rows.append(Row(f"message {topic}", ("message", (shown, f": {status.text}"))))
+    return rows
 
 
 def named(visit: Visit, topics: Sequence[str], board: Board, wanted: str) -> list[Row]:

@@ -132,6 +132,24 @@ def test_search_finds_an_id_a_key_and_names_in_all_topics(web: httpx.Client, sce
     assert web.get("search").status_code == 200
 
 
+def test_search_finds_the_dead_letter_of_a_message_that_is_gone(web: httpx.Client, scene: Cli, server: Server) -> None:
+    """Its entry was deleted; its id still leads to the page that has the letter."""
+    mine = scene.ok("publish", "orders", '{"bad": "gone"}', "--key", "gone").strip()
+    found: list[Any] = []
+
+    def is_dead() -> bool:
+        found[:] = scene.json("dlq", "list", "orders", "billing", "--key", "gone")
+        return bool(found)
+
+    wait_until(is_dead, "it is dead")
+    partition, stream_id = found[0]["origin"].split("/") if "/" in found[0]["origin"] else ("", found[0]["origin"])
+    partition = partition or str(found[0]["partition"])
+    with server.client() as redis:
+        assert redis.xdel(f"{scene.environment['RSMQ_PREFIX']}:{{orders.{partition}}}", stream_id) == 1
+    shown = web.get("search", params={"find": mine}).text
+    assert f"/message/orders/{mine}" in shown
+
+
 def test_json_is_spread_over_lines_and_its_values_stay(web: httpx.Client, scene: Cli) -> None:
     """Every character of a number or a text is as it was sent."""
     text = '{"a":1.10,"b":[],"c":{"d":"x, y: {z}\\""},"e":[1,2e400],"f":12345678901234567890}'
