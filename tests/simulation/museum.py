@@ -50,9 +50,6 @@ UNSURE: Final = Edit(RECOVERY, "if self._is_unsure_of_retries:", "if False:")
 """Since a late call for retries is followed by another recovery, some other bugs do not show any more without this."""
 
 
-LOST_TIMES: Final = "for entry_id in self._by_id.keys() - dues.keys() - self.notes.keys():"
-
-
 @dataclass(frozen=True)
 class Exhibit:
     """A bug."""
@@ -653,27 +650,6 @@ EXHIBITS: Final = (
         needs=lambda plan: plan.is_hot,
     ),
     unfenced("keep_waits", needs=lambda plan: plan.has_quiet),
-    Exhibit(
-        "a named time is forgotten at once",
-        "what is due is named once: if the reply is lost, the message never starts, also after a recovery",
-        [
-            Edit(
-                "rsmq/redis/lua/consumer/keep_waits.lua",
-                "if due > 0 then redis.call('ZADD', KEYS[2], is_rescheduled and -1 or 0, rows[i]) end",
-                "redis.call('ZREM', KEYS[2], rows[i])",
-            ),
-            Edit("rsmq/consumer/waiting/resting.py", LOST_TIMES, "for entry_id in ():"),
-        ],
-        lambda plan: plan.has_quiet,
-    ),
-    bug(
-        "a lost time is not asked about again",
-        "a failover has lost until when a message waits, and it never starts",
-        "consumer/waiting/resting.py",
-        LOST_TIMES,
-        "for entry_id in ():",
-        needs=lambda plan: plan.has_quiet,
-    ),
     bug(
         "a later message stays in memory while its key waits for a time",
         "it starts before the one that is read again",
