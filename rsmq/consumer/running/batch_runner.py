@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextvars import copy_context
 from functools import partial
 from itertools import groupby, takewhile
 from operator import attrgetter
@@ -307,7 +306,7 @@ class BatchRunner(Runner):
         survived or a context variable."""
         if self.is_starved:
             self._made_space()
-        if task_slot.task is not None and (task_slot.task.cancelling() or copy_context() != self._context):
+        if task_slot.task is not None and (task_slot.task.cancelling() or task_slot.context != self._context):
             task_slot.follow(partial(self._work, task_slot))
 
     def _all_done(self, batch: list[Message], heads: list[Message]) -> None:

@@ -150,7 +150,7 @@ class Pool(ABC):
     def _start(self, task_slot: TaskSlot) -> None:
         """Give a slot a new task, with the context variables of the pool and not those of a handler."""
         loop, context = asyncio.get_running_loop(), self._context.copy()
-        task = task_slot.renew(loop.create_task(self._live(task_slot), context=context))
+        task = task_slot.renew(loop.create_task(self._live(task_slot), context=context), context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

@@ -10,7 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -134,7 +133,7 @@ class Runner(Pool):
         take = queue.taker()
         reader, call, cancelling = self.reader, self._call, task_slot.task.cancelling
         decode, has_more = reader.plain, reader.has_more
-        context = self._context
+        context, current = self._context, task_slot.context  # the latter has what handlers have set
         running, note, counts = self._running, self.times.note, self.times.counts
         while True:
             while ready:
@@ -143,7 +142,7 @@ class Runner(Pool):
                     break
                 if type(message) is RawEntries:
                     message, rest = self._run_raw(task_slot, message)
-                    if message is None and (cancelling() or copy_context() != context):
+                    if message is None and (cancelling() or current != context):
                         task_slot.follow(partial(self._work, task_slot))
                         return
                     if message is None:
@@ -186,7 +185,7 @@ class Runner(Pool):
                     self._leave_to_next(task_slot, message, lane, None)
                     return
                 task_slot.messages = ()
-                if message.is_suspect or copy_context() != context:  # it has set a variable, which the next may not see
+                if message.is_suspect or current != context:  # it has set a variable, which the next may not see
                     self._leave_to_next(task_slot, message, lane, None)
                     return
                 if lane.done:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context, copy_context
+from contextvars import Context
 from typing import Any, Final
 
 from rsmq.consumer.waiting.queue import Queue
@@ -32,23 +32,26 @@ class TaskSlot:
     """One of the tasks of the pool: what it runs, since when, and why that was cancelled (`timeout`, `lost`, `stop`,
     `cancelled`).
 
-    `task` is the one that it has now. It gets another one when a handler may have left something behind in it: that one
-    begins with `rest`, if there is something to do first.
+    `task` is the one that it has now, and `context` has the context variables of that task, as they are. It gets
+    another one when a handler may have left something behind in it: that one begins with `rest`, if there is something
+    to do first.
     """
 
-    __slots__ = ("_cancelled", "_reason", "messages", "rest", "started", "task")
+    __slots__ = ("_cancelled", "_reason", "context", "messages", "rest", "started", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.context = Context()
         self.rest: Rest | None = None
         self.messages: tuple[Message, ...] | list[Message] | RawEntries = ()
         self.started = 0.0
         self._reason: str | None = None
         self._cancelled: tuple[Message, ...] | list[Message] | RawEntries = ()
 
-    def renew(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        """It has another task now."""
+    def renew(self, task: asyncio.Task[None], context: Context) -> asyncio.Task[None]:
+        """It has another task now, which runs in a context of its own."""
         self.task = task
+        self.context = context
         return task
 
     def follow(self, rest: Rest) -> None:
@@ -105,7 +108,7 @@ class RawCalls:
 
     def run(self, task_slot: TaskSlot, raw: RawEntries, context: Context) -> tuple[Awaitable[Any] | None, bool]:
         """Handle entries, which are then `done`, until one may not start, a call suspends or fails, or one has changed
-        the `context` in which each of them begins.
+        the context: each of them begins in one that is equal to `context`.
 
         Returns the rest of that call, and whether the next entry has to wait for its rate.
         """
@@ -119,6 +122,7 @@ class RawCalls:
         )
         rate, entries, admitted, is_held = self._queue.message_rate, raw.entries, list[Any](), False
         rest: Awaitable[Any] | None = None
+        current = task_slot.context
         task_slot.messages = raw
         began = monotonic()
         end = began + TURN
@@ -149,7 +153,7 @@ class RawCalls:
                 break
             done.append(entry_id)
             rest = None
-            if copy_context() != context:
+            if current != context:
                 break
         task_slot.messages = ()
         if done:
