@@ -442,6 +442,7 @@ class Fetcher:
                     unreadable.append((lane, entry_id, error))
             self._note_size(size, len(entries))
             self._queue.offer(lane, messages, is_ahead=is_ahead)
+        self._queue.fit(self._window)  # by the sizes of this read: what it has brought is in memory already
         self._stats["reads"] += 1
         for lane, entry_id, reason in unreadable:
             at = (lane.partition, entry_id.decode(), lane.topic)
@@ -460,7 +461,6 @@ class Fetcher:
 
     def _note_size(self, size: int, count: int) -> None:
         self._mean_size += 0.2 * (size / max(1, count) + 64 - self._mean_size)
-        self._queue.fit(self._window)
 
     def share(self, reader_count: int) -> None:
         """So many fetchers share the prefetch bound."""

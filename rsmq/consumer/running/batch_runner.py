@@ -103,7 +103,9 @@ class BatchRunner(Runner):
         now, decode, payloads, made = monotonic(), self.reader.plain, list[Any](), list[Message]()
         try:
             for each in raw:
-                if now >= each.origin.lease.deadline or any(message.is_encoded for message in each.made.values()):
+                if now >= each.origin.lease.deadline:
+                    return None
+                if each.made and any(message.is_encoded for message in each.made.values()):
                     return None
                 payloads += [decode(fields[1]) for _, fields in each.entries]
                 made += each.made.values()

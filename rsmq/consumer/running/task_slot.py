@@ -139,16 +139,18 @@ class RawCalls:
             if now >= lease.deadline or now > end or cancelling():
                 break
             try:
-                payload = decode(fields[1]) if position != next_made else self._reader.read(made[position])
+                if position != next_made:
+                    called = function
+                    argument = decode(fields[1])
+                else:
+                    called = call
+                    argument = made[position]
+                    argument.payload = self._reader.read(argument)
+                    next_made = next(positions, -1)
             except (Malformed, CannotDecode) as error:
                 rest = raised(error)
                 break
-            if position == next_made:
-                made[position].payload = payload
-                rest = first_step(call, made[position])
-                next_made = next(positions, -1)
-            else:
-                rest = first_step(function, payload)
+            rest = first_step(called, argument)
             if rest is not None and (type(rest) is not Returned or is_unfinished(rest.value)):
                 break
             done.append(entry_id)
