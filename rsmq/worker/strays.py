@@ -85,7 +85,8 @@ class StrayMover:
         topic = await self._topics.find(name)
         if topic is None:
             return []
-        numbers = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in topic.numbers]
+        known = frozenset(topic.numbers)
+        numbers = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in known]
         names = [(self._keys.stream(name, number), self._keys.delayed(name, number)) for number in numbers]
         if not names:
             return []

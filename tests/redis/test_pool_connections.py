@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from redis.asyncio import Connection
+from redis.exceptions import DataError
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Connector
-from rsmq.redis.client.pool_connections import SafeConnection
+from rsmq.redis.client.pool_connections import SafeConnection, safe
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.testing.proxy import Proxy
 from tests.patience import until
@@ -92,3 +95,18 @@ async def test_every_connection_of_a_loop(url: str) -> None:
     if "sentinel" in url:
         pools += [each.connection_pool for each in client.connection_pool.sentinel_manager.sentinels]
     assert all(isinstance(pool.make_connection(), SafeConnection) for pool in pools)
+
+
+def test_commands_are_packed_as_redis_py_does() -> None:
+    """By hiredis, and what redis-py refuses is refused with its error."""
+    ours, plain = safe(Connection)(), Connection()  # neither connects
+    commands: list[tuple[Any, ...]] = [
+        ("CONFIG GET", "x"),
+        ("SET", "é", b"\x00\r\n", 7, 0.1, 1e22),
+        (b"GET", "k" * 9000),
+    ]
+    for command in commands:
+        assert b"".join(ours.pack_command(*command)) == b"".join(plain.pack_command(*command))
+    assert len(ours.pack_command(*commands[1])) == 1
+    with pytest.raises(DataError, match="bool"):
+        ours.pack_command("SET", "k", True)

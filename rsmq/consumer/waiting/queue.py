@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Final, cast
 
 from rsmq.consumer.waiting.flow_names import FlowNames
@@ -54,6 +55,7 @@ class Queue:
         self._slots = 0
         self._read_ahead = 0
         self._memory = 0
+        self._thirsty_above = inf  # so many messages behind keys: slots may soon have nothing to do
         self._most_slots = 0
         self._on_thin: Callable[[], None] = lambda: None
         self._names: FlowNames | None = None
@@ -88,6 +90,10 @@ class Queue:
             key = message.routing_key
             if is_ordered and key is not None:
                 behind = waiting.get(key)
+                if behind and behind.ids is None and not is_ahead and not flows.parked and not flows.held:
+                    behind.append(message)  # the usual one of those behind: without the call
+                    self.behind += 1
+                    continue
                 if behind is not None:
                     self._add_behind(lane, message, key, behind, is_ahead=is_ahead)
                     continue
@@ -192,7 +198,7 @@ class Queue:
         start, and memory holds more than a quarter of `memory` that waits so. `on_thin` is called when there is
         something to put aside, or to read again."""
         self._read_ahead = most
-        self._memory = memory
+        self._fit(memory)
         self._most_slots = slots
         self._slots = min(slots, memory // 4)
         self._on_thin = on_thin
@@ -200,8 +206,13 @@ class Queue:
     def fit(self, memory: int) -> None:
         """Memory has room for so many messages of the sizes that come now."""
         if self._read_ahead and memory != self._memory:
-            self._memory = memory
+            self._fit(memory)
             self._slots = min(self._most_slots, memory // 4)
+
+    def _fit(self, memory: int) -> None:
+        self._memory = memory
+        if self._read_ahead:
+            self._thirsty_above = -1 if self._turns is not None else memory // 4
 
     def may_block_more(self, blocked: int, size: int, most: int) -> bool:
         """Whether more may be read although so many messages wait for a retry or a rate: of this mean size, and most
@@ -212,9 +223,9 @@ class Queue:
     def is_thirsty(self) -> bool:
         """Whether slots may soon have nothing to do, because what is in memory waits behind keys. With tenants always:
         another one may come next."""
-        if self.always_reads_ahead:
-            return True
-        return self._read_ahead > 0 and len(self.ready) <= self._slots and self.behind > self._memory // 4
+        if self.behind <= self._thirsty_above:
+            return False
+        return self._turns is not None or len(self.ready) <= self._slots
 
     @property
     def always_reads_ahead(self) -> bool:
@@ -255,6 +266,7 @@ class Queue:
         self._names = names
         if by_tenant:
             self._turns = Turns(names.of, names.weight)
+            self._fit(self._memory)
             self.ready = cast("deque[Any]", self._turns)  # it looks like one
 
     @property
@@ -769,13 +781,17 @@ class Queue:
         """Let the next message of a key start."""
         flows = lane.flows
         waiting = flows.waiting
-        if waiting.get(key) is NONE:
+        behind = waiting.get(key)
+        if behind is NONE:
             del waiting[key]  # nearly always: without the call
             return
-        following = flows.next(key)
+        following = behind.popleft() if behind and behind.ids is None else flows.next(key)
         if following is not None:
             self.behind -= 1
-            self._admit(following)
+            if following.is_suspect:
+                self._admit(following)
+            else:
+                self.ready.append(following)
         if flows.thin:
             self._on_thin()
 

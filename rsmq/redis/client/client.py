@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
 import anyio
-import hiredis
 import redis
 import redis.asyncio
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
@@ -39,7 +38,7 @@ from rsmq.errors import (
     SlotMoving,
 )
 from rsmq.model.page_limit import PageLimit
-from rsmq.redis.client.pool_connections import repair
+from rsmq.redis.client.pool_connections import packed, repair
 from rsmq.redis.client.refusals import Refusals
 from rsmq.redis.scripts import with_source
 from rsmq.redis.wire.slots import Key
@@ -322,10 +321,7 @@ class Packer:
 
     def pack(self, *command: Any) -> list[bytes]:
         """One command in the wire format; a name of two words is split."""
-        name = command[0]
-        if isinstance(name, str) and " " in name:
-            command = (*name.split(), *command[1:])
-        return [hiredis.pack_command(command)]
+        return [packed(command)]
 
 
 class Subscriber(PubSub):
