@@ -28,7 +28,7 @@ class PayloadReader:
         self._encoding = encoding
         self._formats = formats or {}
         self.plain: Callable[[bytes], Any] = refuse_plain if encoding.is_required else decode
-        self.has_more = bool(formats)
+        self.has_more = bool(formats) or encoding.is_required
 
     def read(self, message: Message) -> Any:
         """The payload of a message, whose `data` is what was published from now on. Raises Malformed, and CannotDecode
@@ -45,6 +45,10 @@ class PayloadReader:
         except CannotDecode as error:
             error.subject = message
             raise
+
+    def can_undo(self, message: Message) -> bool:
+        """Whether the encoding of a message is undone, now or before. If not, `read` says why."""
+        return not message.open(self._encoding)
 
     def open(self, message: Message) -> None:
         """Make the data of a message what was published; without its key it stays as it is stored."""

@@ -13,11 +13,11 @@ import anyio
 import pytest
 from sqlalchemy import create_engine
 
-from rsmq import Broker, Reject, Settings
+from rsmq import Broker, Message, Reject, Settings
 from rsmq.codecs import Encrypt, Keyring, Zstd
 from rsmq.sql import Outbox, create_tables
 from tests.cli.conftest import Cli, Running
-from tests.contract.witness import dies
+from tests.contract.witness import dies, letters_of
 from tests.patience import until
 
 KEY, OTHER = b"\x11" * 32, b"\x22" * 32
@@ -162,3 +162,34 @@ async def test_keys_status_counts_each_key_where_it_is(broker: Broker, cli: Cli,
     assert "Not looked at: archives" in text
     assert not [secret for secret in SHOWN if secret in text + done.stdout]
     assert (await anyio.to_thread.run_sync(partial(cli, "keys", "status", "nothing"))).returncode == 1
+
+
+async def test_a_worker_that_is_killed_while_messages_wait_for_a_key_is_charged_once(
+    broker: Broker, cli: Cli, start: Callable[..., Running]
+) -> None:
+    """SIGKILL, three times; then a worker with the key handles all of them, in the order of their key. What waits has
+    not started, so only the start after the last takeover is charged, however often workers die before."""
+    (cli.directory / "app.py").write_text(APP)
+    cli.environment["RSMQ_KEYS"] = f"k2={b64encode(OTHER).decode()}"
+    settings = Settings(url=broker.settings.url, prefix=broker.settings.prefix, preflight="warn")
+    both = Broker(settings, codecs=[Encrypt(Keyring({"k1": KEY, "k2": OTHER}))])
+    seen = list[tuple[int, int]]()
+
+    @both.handler("orders", group="billing", partitions=2)
+    async def take(order: dict[str, Any], message: Message) -> None:
+        seen.append((order["n"], message.attempt))
+
+    publisher = Broker(settings, codecs=[Encrypt(Keyring({"k1": KEY}))])
+    async with publisher:
+        await publisher.topics.ensure("orders", 2)
+        for n in range(6):
+            await publisher.publish("orders", {"n": n}, key="a" if n % 2 else None)
+    for _ in range(3):
+        running = await anyio.to_thread.run_sync(lambda: start("worker", "app:broker"))
+        await anyio.to_thread.run_sync(running.expect, "messages wait for the key k1")
+        await anyio.to_thread.run_sync(running.kill)
+    async with both, both.running():
+        await until(lambda: len(seen) == 6, "all are handled")
+        assert await letters_of(both, "orders", "billing") == []
+    assert [n for n, _ in seen if n % 2] == [1, 3, 5]
+    assert {attempt for _, attempt in seen} <= {1, 2}

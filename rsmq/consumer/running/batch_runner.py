@@ -230,7 +230,11 @@ class BatchRunner(Runner):
     async def _charged(self, message: Message, now: float) -> bool:
         """Whether it may start: a redelivered one when its attempt is charged."""
         lane: Lane = message.origin  # type: ignore[assignment]
-        return now < lane.lease.deadline and (not message.is_redelivered or await self.start(message, lane))
+        if now >= lane.lease.deadline:
+            return False
+        if not message.is_redelivered or not (message.is_plain or self.reader.can_undo(message)):
+            return True  # one whose key is missing does not start: to read it raises why
+        return await self.start(message, lane)
 
     def _still_ours(self, batch: list[Message]) -> list[Message]:
         """Without those whose lease ended while others were charged, or became dead letters."""

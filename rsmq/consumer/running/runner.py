@@ -224,6 +224,8 @@ class Runner(Pool):
     async def _charge(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:
         """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
         rate = self.queue.message_rate
+        if not message.is_plain and message.is_encoded and not self.reader.can_undo(message):
+            return monotonic() < lane.lease.deadline  # it does not start: to read it raises why
         try:
             is_ours = await self.start(message, lane)
         except BaseException:
