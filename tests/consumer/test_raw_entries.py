@@ -56,6 +56,11 @@ class Books:
         self.dirty: list[Lane] = []
         self.buried: list[bytes] = []
         self.clock = ServerClock()
+        self.fallbacks = self
+
+    async def keep(self, _message: Message, _lane: Lane, decision: Any, _attempts: int) -> Any:
+        """There is no fallback topic."""
+        return decision
 
     def add_done(self, lane: Lane, entry_ids: list[bytes]) -> None:
         """Something is done."""
