@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import Final
 
 import pytest
 
@@ -121,3 +122,53 @@ def test_no_private_attribute_of_another_library_is_swapped() -> None:
 def test_a_swapped_attribute_is_found(code: str) -> None:
     """The test above can fail."""
     assert list(swapped(ast.parse(code))) != []
+
+
+HIDDEN_FROM_USERS: Final = frozenset(
+    {
+        "_becomes_dead", "_cached", "_check_size", "_checked_each", "_expiry_fields", "_has_outputs",
+        "_heartbeat_interval", "_knowing", "_lease_margin", "_lifetime", "_longest_read", "_lookup", "_pointed_at",
+        "_pressure", "_producer", "_read", "_restore", "_row", "_share_of", "_stored_entry",
+        "_stored_ms", "_timings", "_typed_topics",
+    }
+)  # fmt: skip
+"""Members of public classes that modules of the package use, and the reference leaves out. They are to become plain
+names within the package: this list only gets shorter."""
+
+
+OF_OTHERS: Final = frozenset({"_fields", "_writer"})
+"""Of named tuples, and of a connection of redis-py."""
+
+
+def members(tree: ast.Module) -> set[str]:
+    """The private methods and attributes that the classes of a module have."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            found.add(node.attr)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def reached(tree: ast.Module, all_members: set[str]) -> set[str]:
+    """The private members of classes of other modules that a module uses."""
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return (used & all_members) - members(tree)
+
+
+def test_no_other_private_member_of_another_module_is_used() -> None:
+    """What a module may use of another one has a plain name."""
+    all_members = set[str]().union(*map(members, TREES.values()))
+    found = {name for tree in TREES.values() for name in reached(tree, all_members)}
+    assert found - HIDDEN_FROM_USERS - OF_OTHERS == set()
+    assert HIDDEN_FROM_USERS - found == set(), "these are not used any more: take them out of the list"
+
+
+def test_a_private_member_that_another_module_uses_is_found() -> None:
+    """The test above can fail."""
+    other = ast.parse("class Queue:\n    def _grow(self): self._size = 1")
+    assert reached(ast.parse("def f(queue): queue._grow()"), members(other)) == {"_grow"}
+    assert reached(ast.parse("class A:\n    def _grow(self): self._grow()"), members(other)) == set()
