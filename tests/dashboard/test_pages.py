@@ -240,7 +240,7 @@ def test_topic_shows_its_limits(web: httpx.Client, scene: Cli) -> None:
 
 def test_processes_show_host_memory_uptime_and_what_they_serve(web: httpx.Client, worker: Running) -> None:
     """Each leads to a page of its own, and its start is a mark on the charts."""
-    wait_until(lambda: "iB" in web.get("processes").text, "its memory is told")
+    wait_until(lambda: "iB" in web.get("processes").text, "its memory is shown")
     rows = re.findall(r'<tr id="processes:[^"]*">.*?</tr>', web.get("processes").text)
     cells = [{name: unescape(re.sub("<.*?>", "", text)) for name, text in CELL.findall(row)} for row in rows]
     (found,) = [each for each in cells if each["pid"] == str(worker.process.pid)]
