@@ -52,7 +52,6 @@ from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.scripts import Ask
-from rsmq.redis.streams import ensure_groups
 from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.consumer")
@@ -275,17 +274,14 @@ class Consumer:
 
         `found`: the topic, if it was just read. A layout that the server has lost is written again.
         """
-        context, known = self._context, self.topic
-        client, keys, group = context.client, context.keys, self.handler.group
-        if found is None or found.layout.version < known.layout.version:
-            found = await Topics(client, keys, self._settings)._restore(known)
-        if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
+        context, group = self._context, self.handler.group
+        changed = await Topics(context.client, context.keys, self._settings)._follow(self.topic, group, found)
+        if changed is None:
             return
-        await ensure_groups(client, keys, found, group, "0")
-        context.follow(found)
+        context.follow(changed)
         self._serve_bands()
-        log.info("%s has the bands %s", context.name, ", ".join(found.layout.order))
-        self._heartbeat.tell(found.name, group, layout=found.layout.version)
+        log.info("%s has the bands %s", context.name, ", ".join(changed.layout.order))
+        self._heartbeat.tell(changed.name, group, layout=changed.layout.version)
         self._runner.wake_soon()
         self.membership.wake()
 

@@ -161,7 +161,8 @@ class MemberState:
     good. `calls`: how its calls have gone. `longest`: how long its longest call runs,
     None if none does. `process`: what its process says of itself. `attempts`, `timeout` and `limits`: of its handler.
     `read_ahead_used`: percent of RSMQ_READ_AHEAD that wait in its fullest partition, from 80 on, where its handler has
-    a rule `when`.
+    a rule `when`. `layout`: the version of the
+    topic's layout that it knows, None if it does not say: its version of rsmq knows no bands.
     """
 
     topic: str
@@ -189,6 +190,7 @@ class MemberState:
     timeout: timedelta | None = None
     limits: tuple[str, ...] = ()
     read_ahead_used: int = 0
+    layout: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +329,8 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     lag_ms, most = vital.get("loop_lag_ms", -1), vital.get("waiting_for_rate_by")
     gc_every = about.get("gc_every")
     lease_ms = about.get("lease_ttl_ms")
-    concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
+    layout, concurrency = about.get("layout"), about.get("concurrency")
+    is_lag = isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
     return MemberState(
         topic=group.topic,
         group=group.name,
@@ -353,6 +356,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         timeout=span(about.get("timeout_ms")),
         limits=texts(about.get("limits")),
         read_ahead_used=used if isinstance(used := vital.get(READ_AHEAD_USED, 0), int) else 0,
+        layout=layout if isinstance(layout, int) else None,
     )
 
 

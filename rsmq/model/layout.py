@@ -23,9 +23,10 @@ FORMAT: Final = 1
 MOST_BANDS: Final = 8
 END_OF_NUMBERS: Final = 10_000
 """The number of a partition has at most four digits, also in `3/1718000000000-0`."""
-WITH_BANDS: Final = ", bands"
+WITH_BANDS: Final = ", bands: upgrade this worker"
 """What the distribution of a group ends with where its topic has bands. A worker that knows no bands would read only
-one of them; it does not know this distribution either, and refuses to start."""
+one of them; it does not know this distribution either, refuses to start, and shows it in its error. A group that was
+reset has nothing before it, and its next member decides."""
 EVERY_VERSION: Final = 2**53 - 1
 """What a member says that reads the layout anew before each read: no band waits until it has seen it."""
 BAND: Final = re.compile(r"[a-z0-9_-]{1,32}", re.ASCII)
@@ -94,6 +95,11 @@ class Layout(Counted):
     def has_bands(self) -> bool:
         """Whether there is more than one block, now or before."""
         return len(self.blocks) > 1
+
+    @property
+    def added_numbers(self) -> list[int]:
+        """The partitions of all blocks but the first."""
+        return [number for block in self.blocks[1:] for number in block.numbers]
 
     @property
     def order(self) -> tuple[str, ...]:

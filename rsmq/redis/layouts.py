@@ -11,7 +11,7 @@ from rsmq.model.member import read_info
 from rsmq.model.record import text
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CHANGE_LAYOUT, MEASURE_MEMBERS, OK
-from rsmq.redis.streams import ask_all, ensure_groups, group_names
+from rsmq.redis.streams import ask_all, group_names, make_groups
 
 GONE: Final = -2
 """What PTTL says of a key that does not exist: the heartbeat of a dead member has expired."""
@@ -34,14 +34,21 @@ async def change_layout(client: Client, keys: Keys, name: str, read: Layout, wan
 
 
 async def prepare_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]:
-    """Make each group in all partitions, from their start: retention must know it before anything is stored there.
+    """Make each group in the partitions of all bands, from their start: retention must know it before anything is
+    stored there.
 
-    Returns the groups. Those of the first block are all: a group is made in every partition that its maker knows.
+    Returns the groups. Those of the first block are all: a group is made in every partition that its maker knows. One
+    that was deleted meanwhile is taken away again, or it would keep all messages of the band for good.
     """
-    names = [await group_names(client, keys, topic.name, number) for number in topic.layout.normal.numbers]
-    groups = sorted({name for some in names for name in some})
+    groups, made = await _first_groups(client, keys, topic), dict[str, list[int]]()
     for group in groups:
-        await ensure_groups(client, keys, topic, group, "0")
+        made[group] = await make_groups(client, keys, topic.name, topic.layout.added_numbers, group, "0")
+    if any(made.values()):
+        left = await _first_groups(client, keys, topic)
+        gone = [(group, number) for group, numbers in made.items() if group not in left for number in numbers]
+        for group, number in gone:
+            await client.execute_command("XGROUP", "DESTROY", keys.stream(topic.name, number), group)
+        groups = [group for group in groups if group in left]
     hashes = [keys.group(topic.name, group) for group in groups]
     known = await ask_all(client, [("HGET", name, "distribution") for name in hashes])
     marked = [
@@ -51,6 +58,12 @@ async def prepare_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str
     ]
     await ask_all(client, [("HSET", name, "distribution", each) for name, each in marked])
     return groups
+
+
+async def _first_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]:
+    """The groups that are in any partition of the first block."""
+    names = [await group_names(client, keys, topic.name, number) for number in topic.layout.normal.numbers]
+    return sorted({name for some in names for name in some})
 
 
 async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.keys import Keys
-from rsmq.model.layout import Layout, plain_distribution, stored_distribution
+from rsmq.model.layout import WITH_BANDS, Layout, plain_distribution, read_layout, stored_distribution
 from rsmq.model.record import text
 from rsmq.model.stream_id import is_position
 from rsmq.redis.client.connector import Client
@@ -113,15 +113,20 @@ async def ask_all(client: Client, questions: Sequence[Sequence[Any]]) -> list[An
 
 async def ensure_groups(client: Client, keys: Keys, topic: Partitioned, group: str, start: str = "0") -> None:
     """Create the group in every partition without it; an existing group keeps its position."""
+    await make_groups(client, keys, topic.name, topic.numbers, group, start)
+
+
+async def make_groups(
+    client: Client, keys: Keys, topic: str, numbers: Sequence[int], group: str, start: str
+) -> list[int]:
+    """The same in these partitions; returns those that had no such group."""
     replies = await client.pipelined(
-        [
-            ("XGROUP", "CREATE", keys.stream(topic.name, partition), group, start, "MKSTREAM")
-            for partition in topic.numbers
-        ]
+        [("XGROUP", "CREATE", keys.stream(topic, number), group, start, "MKSTREAM") for number in numbers]
     )
     for reply in replies:
         if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
             raise reply
+    return [number for number, reply in zip(numbers, replies, strict=True) if not isinstance(reply, Exception)]
 
 
 async def groups_of(client: Client, stream: str) -> list[dict[str, Any]]:
@@ -212,7 +217,7 @@ async def join_group(client: Client, keys: Keys, topic: Joined, group: str, dist
         if await client.execute_command("HSETNX", key, "distribution", stored):
             return
         found = text(await client.execute_command("HGET", key, "distribution"))
-    if plain_distribution(found) != distribution:
+    if plain_distribution(found) not in ("", distribution):
         raise ConfigError(
             f"group {group!r} of topic {topic.name!r} has distribution {plain_distribution(found)!r}, not "
             f"{distribution!r}: mixed members would break each other's promises. Use another group name, or stop all "
@@ -228,7 +233,7 @@ async def set_paused(client: Client, keys: Keys, topic: str, group: str, *, paus
     await client.execute_command("PUBLISH", keys.changes(topic, group), "")
 
 
-async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str, start: str | datetime) -> None:
+async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, start: str | datetime) -> None:
     """Let a group handle the topic again from `start` (`earliest`, `latest`, a stream id, a time).
 
     Pending and parked messages are dropped. Live members cannot settle the messages that they have in flight.
@@ -238,7 +243,11 @@ async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str
         at = (topic.name, partition, group)
         names = [part(*at) for part in (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits)]
         await RESET_GROUP(client, (keys.stream(topic.name, partition), *names), (group, position))
-    await client.execute_command("HDEL", keys.group(topic.name, group), "distribution")
+    about = keys.group(topic.name, group)
+    if topic.layout.has_bands:  # a worker that knows no bands is refused as before
+        await client.execute_command("HSET", about, "distribution", WITH_BANDS)
+    else:
+        await client.execute_command("HDEL", about, "distribution")
     await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
 
 
@@ -260,24 +269,38 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
             f"{waiting} outputs of settled messages wait in the out-streams of group {group!r}: let its workers relay "
             f"them, or delete {outs[0].replace('.0}', '.*}')} by hand"
         )
-    for partition in topic.numbers:
-        at = (topic.name, partition, group)
-        parts = (
-            keys.lease, keys.retry, keys.waits, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled,
-            keys.handed_on,
-        )  # fmt: skip
-        names = [part(*at) for part in parts]
-        await client.execute_command("UNLINK", *names)
-        await client.execute_command("HDEL", keys.removed(topic.name, partition), f"seen|{group}")
-        await client.execute_command("HSET", keys.lease(*at), "run", now_ms())
-        await client.execute_command("PEXPIRE", keys.lease(*at), RUN_KEPT_MS)
-        try:
-            await client.execute_command("XGROUP", "DESTROY", keys.stream(topic.name, partition), group)
-        except BrokerError as error:
-            if not is_missing(error):
-                raise
+    numbers, done = topic.numbers, set[int]()
+    while left := [number for number in numbers if number not in done]:
+        for partition in left:
+            await _delete_from(client, keys, topic.name, partition, group)
+        done.update(left)
+        numbers = await _numbers(client, keys, topic.name)  # of a band that was added meanwhile, too
     await client.execute_command("UNLINK", keys.group(topic.name, group), keys.members(topic.name, group))
     await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
+
+
+async def _delete_from(client: Client, keys: Keys, topic: str, partition: int, group: str) -> None:
+    """Delete a group in one partition."""
+    at = (topic, partition, group)
+    parts = (
+        keys.lease, keys.retry, keys.waits, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled,
+        keys.handed_on,
+    )  # fmt: skip
+    await client.execute_command("UNLINK", *[part(*at) for part in parts])
+    await client.execute_command("HDEL", keys.removed(topic, partition), f"seen|{group}")
+    await client.execute_command("HSET", keys.lease(*at), "run", now_ms())
+    await client.execute_command("PEXPIRE", keys.lease(*at), RUN_KEPT_MS)
+    try:
+        await client.execute_command("XGROUP", "DESTROY", keys.stream(topic, partition), group)
+    except BrokerError as error:
+        if not is_missing(error):
+            raise
+
+
+async def _numbers(client: Client, keys: Keys, topic: str) -> Sequence[int]:
+    """All partitions of a topic as it is now; none if it is not there."""
+    partitions, layout = await client.execute_command("HMGET", keys.topic(topic), "partitions", "layout")
+    return () if partitions is None else read_layout(topic, partitions, layout).numbers
 
 
 MOST_PARKED: Final = 5000

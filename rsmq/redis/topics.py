@@ -26,7 +26,7 @@ from rsmq.redis.client.connector import Client, retrying
 from rsmq.redis.layouts import change_layout, prepare_groups, unaware_members
 from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import Value
-from rsmq.redis.streams import as_dict, ask_all, group_names
+from rsmq.redis.streams import as_dict, ask_all, ensure_groups, group_names
 
 log = logging.getLogger("rsmq.topics")
 
@@ -359,6 +359,29 @@ class Topics:
         await change_layout(self._client, self._keys, name, topic.layout, topic.layout.opened())
         await self.find(name)
         return []
+
+    async def _follow(self, known: Topic, group: str, found: Topic | None = None) -> Topic | None:
+        """The topic as it is now, if that differs from what a member knows; then its group is in each partition. None:
+        there is nothing to take over. `found`: the topic, if it was just read.
+
+        A layout that the server has lost is written again.
+        """
+        if found is None or found.layout.version < known.layout.version:
+            found = await self._restore(known)
+        if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
+            return None
+        await ensure_groups(self._client, self._keys, found, group, "0")
+        return found
+
+    async def _complete_groups(self, topic: Topic) -> None:
+        """Make each group in all partitions of a topic with bands. A worker of a version that knows no bands makes its
+        own only in the others, and what is published to a band must wait for it, too."""
+        first, *others = topic.layout.blocks
+        if others:
+            numbers = first.numbers[0], others[-1].numbers[-1]
+            known, made = [await group_names(self._client, self._keys, topic.name, number) for number in numbers]
+            if not set(known) <= set(made):
+                await prepare_groups(self._client, self._keys, topic)
 
     async def _restore(self, known: Topic) -> Topic | None:
         """The topic as it is, with the layout that a member knows if the server has an older one, or no topic: it has

@@ -65,20 +65,24 @@ class Retention:
         """One round: trim every partition and delete dead consumers; returns how many entries were removed."""
         removed = 0
         found = {name: await self._topics.find(name) for name in {each.topic.name for each in self._consumers}}
+        for consumer in self._consumers:
+            topic = found.get(consumer.topic.name)
+            if topic is not None and topic.layout.has_bands and 0 in consumer.lanes:
+                await self._attempt(f"{topic.name} groups", self._topics._complete_groups(topic))
         for name, partition in sorted({(c.topic.name, number) for c in self._consumers for number in [*c.lanes]}):
-            topic = found.get(name)  # read again in each round: a setting such as `archive` may have changed
-            if topic is not None:
-                removed += await self._attempt(f"{name}.{partition}", self.trim(topic, partition)) or 0
+            known = found.get(name)  # read again in each round: a setting such as `archive` may have changed
+            if known is not None:
+                removed += await self._attempt(f"{name}.{partition}", self.trim(known, partition)) or 0
                 await self._attempt(f"{name}.{partition} names", self.forget_names(name, partition))
         for consumer in self._consumers:
             known, own = found.get(consumer.topic.name), consumer.topic.layout
             if own.has_bands if known is None else known.layout.stored != own.stored:
                 await self._attempt(f"{consumer.topic.name} bands", consumer.follow(known))
-            topic, group = consumer.topic, consumer.handler.group
+            served, group = consumer.topic.name, consumer.handler.group
             for partition in [*consumer.lanes]:
-                name, gone = f"{topic.name}.{partition}/{group}", self.remove_dead
-                await self._attempt(name, gone(topic.name, partition, group, consumer.membership.live))
-                await self._attempt(f"{name} notes", self.forget(topic.name, partition, group))
+                name, gone = f"{served}.{partition}/{group}", self.remove_dead
+                await self._attempt(name, gone(served, partition, group, consumer.membership.live))
+                await self._attempt(f"{name} notes", self.forget(served, partition, group))
         return removed
 
     async def _attempt(self, name: str, work: Awaitable[T]) -> T | None:

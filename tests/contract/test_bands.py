@@ -156,6 +156,40 @@ async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: M
         await until(lambda: work.started == ["first", "second"], "it is handled")
 
 
+async def test_a_group_that_knows_no_bands_is_made_in_them_before_anything_is_trimmed(make_broker: Make) -> None:
+    """A worker of an older version makes its group in the partitions that it knows: what a band has is kept for it."""
+    broker = make_broker(partitions=1, retention_interval="50ms")
+    work = Work(broker)
+    async with broker, broker.running():
+        await ask(broker, "XGROUP", "CREATE", broker.keys.stream("sms", 0), "old", "0")
+        numbers = await open_block(broker, "bulk")
+
+        async def is_made() -> bool:
+            groups = await ask(broker, "XINFO", "GROUPS", broker.keys.stream("sms", numbers[0]))
+            return {row[1] for row in groups} == {b"g", b"old"}
+
+        await until(is_made, "the group is there")
+        work.gate.set()
+
+
+async def test_a_worker_that_knows_no_bands_is_refused_after_a_reset_as_well(make_broker: Make) -> None:
+    """Its version compares the distribution of the group with its own; a worker that knows bands may change it."""
+    broker, other = make_broker(partitions=1), make_broker()
+    work = Work(broker)
+    other.topic("sms", str, bands=BANDS).handler(group="g", distribution="shared")(work.handle)
+    about = broker.keys.group("sms", "g")
+    async with broker, other:
+        async with broker.running():
+            assert (await ask(broker, "HGET", about, "distribution")).decode() == "hash" + WITH_BANDS
+        with pytest.raises(ConfigError, match="distribution 'hash', not 'shared'"):
+            async with other.running():
+                pass
+        await broker.reset_group("sms", "g")
+        assert (await ask(broker, "HGET", about, "distribution")).decode() == WITH_BANDS
+        async with other.running():
+            assert (await ask(broker, "HGET", about, "distribution")).decode() == "shared" + WITH_BANDS
+
+
 async def test_order_per_key_holds_within_a_band_through_failures_reset_and_replay(
     make_broker: Make, witness: Witness
 ) -> None:

@@ -15,7 +15,7 @@ PART = GroupPartition(
 )  # fmt: skip
 MEMBER = MemberState(
     topic="orders", group="billing", id="w1", handler="bill", concurrency=64, heard_ago=timedelta(seconds=1),
-    loop_lag=timedelta(milliseconds=3), pending=8, partitions=(0,),
+    loop_lag=timedelta(milliseconds=3), pending=8, partitions=(0,), layout=0,
 )  # fmt: skip
 
 

@@ -248,3 +248,12 @@ def test_a_band_that_is_not_open_is_named() -> None:
     """A member that is too old keeps it closed: the command that names it is in the text."""
     limits = replace(LIMITS, layout=single(1).with_bands(("urgent", "normal")))
     assert any("not open yet (urgent)" in each.text for each in judge(facts(limits=limits)))
+
+
+def test_a_member_that_does_not_read_open_bands_is_named() -> None:
+    """It started while they were opened, with a version that knows none."""
+    limits = replace(LIMITS, layout=single(1).with_bands(("urgent", "normal")).opened())
+    assert not any("no bands" in each.text for each in judge(facts(limits=limits)))
+    older = replace(GROUP, members=(MEMBER, replace(MEMBER, id="w2", layout=None)))
+    (text,) = (each.text for each in judge(facts(older, limits=limits)) if "no bands" in each.text)
+    assert "1 member of an older version that knows no bands (w2)" in text

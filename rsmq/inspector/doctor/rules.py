@@ -332,7 +332,8 @@ def check_gateways(facts: QueueFacts) -> Iterator[str]:
 
 
 def check_bands(facts: QueueFacts) -> Iterator[str]:
-    """Every band is open: live members keep one closed that they do not know."""
+    """Every band is open, and read: live members keep one closed that they do not know. One that starts while a band is
+    opened may be too late for that, and owns partitions that it does not read."""
     for name, topic in sorted(facts.topics.items()):
         if topic.layout.waits:
             added = [block.band for block in topic.layout.blocks if block.state == "added"]
@@ -340,6 +341,15 @@ def check_bands(facts: QueueFacts) -> Iterator[str]:
                 f"topic {name} has bands that are not open yet ({', '.join(added)}): their messages go to normal until "
                 f"all its members know them. `rsmq topic set {name} --bands {','.join(topic.layout.bands)}` says which "
                 f"members must be started again"
+            )
+    for group in facts.board.groups:
+        known = facts.topics.get(group.topic)
+        old = [each.id for each in group.members if each.heard_ago is not None and each.layout is None]
+        if known is not None and known.layout.has_bands and not known.layout.waits and old:
+            yield (
+                f"{title(group)} has {count(len(old), 'member')} of an older version that knows no bands "
+                f"({', '.join(old[:MOST_NAMED])}): what is in the bands of its partitions waits. Start it again with "
+                f"this version of rsmq"
             )
 
 

@@ -70,7 +70,7 @@ class QueryGroup:
         """Raise ConfigError if the group is not that of a query."""
         found = self._connection.ask("HGET", self._connection.keys.group(topic, self._name), "distribution")
         distribution = QUERY if found is None else plain_distribution(text(found))
-        if distribution != QUERY:
+        if distribution not in ("", QUERY):
             raise self._taken(topic, f"workers (distribution {distribution!r})")
 
     def _taken(self, topic: str, owner: str) -> ConfigError:
@@ -86,7 +86,10 @@ class QueryGroup:
             self._connection.ask("HSETNX", keys.group(topic, self._name), "created_ms", now_ms())
             has_layout = self._connection.ask("HGET", keys.topic(topic), "layout") is not None
             stored = QUERY + WITH_BANDS if has_layout else QUERY
-            self._connection.ask("HSETNX", keys.group(topic, self._name), "distribution", stored)
+            about = keys.group(topic, self._name)
+            is_first = self._connection.ask("HSETNX", about, "distribution", stored)
+            if not is_first and self._connection.ask("HGET", about, "distribution") == WITH_BANDS.encode():
+                self._connection.ask("HSET", about, "distribution", stored)  # it was reset
             self._topics.add(topic)
         about = to_json({"handler": "a query of Spark", "concurrency": 1, "layout": EVERY_VERSION}).decode()
         self._connection.ask("SET", keys.alive(topic, self._name, self._member), about, "PX", ALIVE_MS)
