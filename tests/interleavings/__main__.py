@@ -1,6 +1,6 @@
 """`python -m tests.interleavings`: every order of the Lua scripts in small scenarios, on a real server.
 
-`--weakened` weakens the scripts one at a time instead, and tells how each is found.
+`--weakened` weakens the scripts, and the code that adds bands, one at a time instead, and tells how each is found.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from tests.interleavings.bands import BAND_EDITS, BAND_SCENARIOS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
 from tests.interleavings.search import Result, Search
@@ -54,6 +55,15 @@ def search_all(only: list[str]) -> bool:
         )
         if result.broken:
             tell(result)
+    for bands in BAND_SCENARIOS:
+        if not only or any(part in bands.name for part in only):
+            result = bands.search()
+            is_good &= not result.broken
+            console.print(
+                f"{bands.name}: {result.states} states, {result.steps} steps, depth {result.depth}: "
+                f"{'BROKEN' if result.broken else 'complete'}"
+            )
+            tell(result)
     for permits in PERMIT_SCENARIOS:
         if not only or any(part in permits.name for part in only):
             result = permits.search()
@@ -76,6 +86,13 @@ def search_weakened(only: list[str]) -> bool:
         verdict = "found" if result.broken else "NOT FOUND"
         console.print(f"{name}: {verdict} ({weakening.scenario.name}; {result.states} states, {result.seconds:.0f} s)")
         if result.broken:
+            tell(result)
+    for edit in BAND_EDITS:
+        if not only or any(part in f"bands: {edit.what}" for part in only):
+            result = edit.scenario.search(edit)
+            is_good &= bool(result.broken)
+            found = f"found ({edit.scenario.name}; {result.states} states)" if result.broken else "NOT FOUND"
+            console.print(f"bands: {edit.what}: {found}")
             tell(result)
     for permits in PERMIT_WEAKENINGS:
         if not only or any(part in f"take_permits {permits.what}" for part in only):
