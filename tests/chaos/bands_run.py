@@ -1,0 +1,280 @@
+"""`python -m tests.chaos.bands_run --messages 1000000`: bands are added while workers run; then each message is judged.
+
+Two worker processes handle what this one publishes: first without bands, then in three. Each key has its messages in
+one band, numbered. A worker writes down what it has handled, before it is settled, and the verdict goes over all of it:
+none is lost, none is handled twice, and those of a key come in their order. With `--kills` a worker is killed (SIGKILL)
+and replaced so many times: what it had may be handled again, and still nothing overtakes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import logging
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import Progress
+
+from rsmq import Broker, Message, Settings
+from rsmq.redis.streams import groups_of
+from rsmq.testing.server import ThrowawayServer
+
+TOPIC: Final = "work"
+GROUP: Final = "workers"
+BANDS: Final = ("urgent", "normal", "bulk")
+KEYS: Final = 300
+"""Of each band."""
+CHUNK: Final = 1000
+RECORD: Final = struct.Struct("<dHI")
+"""When it was handled, its key, and its number among the messages of the key."""
+UNKNOWN: Final = 0xFF
+LEASE: Final = timedelta(seconds=30)
+"""A machine that is busy with something else must not make a worker lose its lease: then messages come again."""
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(slots=True)
+class BandsVerdict:
+    """What became of the messages. `again`: handled again after a kill, which is allowed. `lost_leases`: how often a
+    live worker has lost one, which explains messages that came twice."""
+
+    messages: int
+    lost: int = 0
+    doubled: int = 0
+    reordered: int = 0
+    again: int = 0
+    unsettled: int = 0
+    lost_leases: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether each message was handled once and in order, and is settled."""
+        return not (self.lost or self.doubled or self.reordered or self.unsettled)
+
+    def __str__(self) -> str:
+        counts = f"{self.lost} lost, {self.doubled} doubled, {self.reordered} reordered, {self.unsettled} not settled"
+        faults = f"{self.again} handled again after a kill, {self.lost_leases} leases lost"
+        return f"{self.messages} messages: {counts}; {faults}"
+
+
+def judge(records: Iterator[tuple[int, int, int]], sent: array[int], killed: set[int]) -> BandsVerdict:
+    """The verdict over (worker, key, number) in the order of time. `sent`: how many messages each key had. A worker in
+    `killed` may leave messages that are handled again."""
+    verdict = BandsVerdict(sum(sent))
+    handlers = [bytearray([UNKNOWN]) * count for count in sent]
+    newest = array("l", [-1]) * len(sent)
+    for worker, key, number in records:
+        before = handlers[key][number]
+        if before != UNKNOWN and before in killed:
+            verdict.again += 1
+        elif before != UNKNOWN:
+            verdict.doubled += 1
+            verdict.examples.append(f"key {key}, message {number}: handled by workers {before} and {worker}")
+        elif number < newest[key]:
+            verdict.reordered += 1
+            verdict.examples.append(f"key {key}: message {number} after {newest[key]}")
+        handlers[key][number] = worker
+        newest[key] = max(newest[key], number)
+    verdict.lost = sum(each.count(UNKNOWN) for each in handlers)
+    return verdict
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def settings(url: str) -> Settings:
+    """Of all processes."""
+    return Settings(url=url, partitions=4, lease_ttl=LEASE, preflight="warn")
+
+
+async def work(url: str, path: Path) -> None:
+    """A worker, until SIGTERM."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(message)s")
+    broker, file = Broker(settings(url)), os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
+
+    @broker.handler(TOPIC, group=GROUP, batch=200, linger=timedelta(milliseconds=5), concurrency=4)
+    async def handle(payloads: list[str], messages: list[Message]) -> None:
+        now = time.monotonic()
+        os.write(file, b"".join(RECORD.pack(now, *map(int, each.split())) for each in payloads))
+
+    async with broker:
+        await broker.run()
+
+
+@dataclass(frozen=True, slots=True)
+class BandWorker:
+    """A worker process, and the file that it writes."""
+
+    number: int
+    path: Path
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, number: int, url: str, folder: Path) -> BandWorker:
+        """Start it."""
+        path = folder / f"worker-{number}"
+        command = [sys.executable, "-m", "tests.chaos.bands_run", "--work-for", url, "--file", str(path)]
+        with (folder / "log").open("ab") as log:
+            return cls(number, path, subprocess.Popen(command, stdout=log, stderr=log))
+
+    @property
+    def handled(self) -> int:
+        """How many messages."""
+        return self.path.stat().st_size // RECORD.size if self.path.exists() else 0
+
+    def records(self) -> Iterator[tuple[float, int, int, int]]:
+        """When, the worker, the key, the number; without a last one that a kill has cut off."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        for at, key, number in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
+            yield at, self.number, key, number
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+class BandsRun:
+    """One run. `folder` gets the files of the workers and their log."""
+
+    def __init__(self, url: str, folder: Path, messages: int, kills: int, seed: int) -> None:
+        self._url, self._folder = url, folder
+        self._messages, self._kills = messages, kills
+        self._random = random.Random(seed)
+        self._broker = Broker(settings(url))
+        self._sent = array("l", [0]) * (KEYS * len(BANDS))
+        self._workers = list[BandWorker]()
+        self._killed = set[int]()
+        self.published = 0
+
+    @property
+    def handled(self) -> int:
+        """How many records there are."""
+        return sum(each.handled for each in self._workers)
+
+    async def run(self) -> BandsVerdict:
+        """Publish all, wait until it is handled, and judge."""
+        try:
+            async with self._broker:
+                self._start()
+                self._start()
+                await self._publish(self._messages // 6, [1])
+                await self._broker.topics.set_bands(TOPIC, BANDS)
+                while (await self._broker.topics.existing(TOPIC)).layout.waits:
+                    await self._publish(CHUNK, [1])
+                while self.published < self._messages:
+                    await self._publish(min(CHUNK, self._messages - self.published), [0, 1, 2])
+                    if self._is_due():
+                        await self._replace_one()
+                while (left := await self._unsettled()) and any(each.process.poll() is None for each in self._workers):
+                    await asyncio.sleep(0.2)
+        finally:
+            for worker in self._workers:
+                worker.process.terminate()
+            for worker in self._workers:
+                worker.process.wait()
+        found = heapq.merge(*(each.records() for each in self._workers))
+        verdict = judge(((worker, key, number) for _, worker, key, number in found), self._sent, self._killed)
+        verdict.unsettled = left
+        verdict.lost_leases = (self._folder / "log").read_text(errors="replace").count("lost <Lease")
+        return verdict
+
+    def _start(self) -> None:
+        self._workers.append(BandWorker.start(len(self._workers), self._url, self._folder))
+
+    async def _publish(self, count: int, bands: list[int]) -> None:
+        """So many messages to some of the bands, keys at random."""
+        for at in range(0, count, CHUNK):
+            band = self._random.choice(bands)
+            chunk = list[tuple[int, int]]()
+            for _ in range(min(CHUNK, count - at)):
+                key = band * KEYS + self._random.randrange(KEYS)
+                chunk.append((key, self._sent[key]))
+                self._sent[key] += 1
+            texts = [f"{key} {number}" for key, number in chunk]
+            where = {} if bands == [1] else {"band": BANDS[band]}
+            await self._broker.publish_many(TOPIC, texts, key=lambda each: each.partition(" ")[0], **where)
+            self.published += len(chunk)
+
+    def _is_due(self) -> bool:
+        """Whether a worker is to be killed now: spread over the run."""
+        return len(self._killed) < self._kills * self.published // self._messages
+
+    async def _replace_one(self) -> None:
+        victim = self._random.choice([each for each in self._workers if each.process.poll() is None])
+        victim.process.send_signal(signal.SIGKILL)
+        victim.process.wait()
+        self._killed.add(victim.number)
+        self._start()
+
+    async def _unsettled(self) -> int:
+        """What the server has for the group."""
+        topic, left = await self._broker.topics.existing(TOPIC), 0
+        for number in topic.numbers:
+            stream = self._broker.keys.stream(TOPIC, number)
+            rows = await groups_of(self._broker.client, stream)
+            left += sum(row["pending"] + (row["lag"] or 0) for row in rows)
+            left += 0 if rows else await self._broker.client.execute_command("XLEN", stream)
+        return left
+
+
+async def main(messages: int, kills: int, seed: int, keep: Path | None = None) -> BandsVerdict:
+    """One run on a server of its own, with a bar."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if keep is None else keep
+        folder.mkdir(parents=True, exist_ok=True)
+        server = stack.enter_context(ThrowawayServer())
+        run = BandsRun(server.url, folder, messages, kills, seed)
+        progress = stack.enter_context(Progress(console=console, transient=True))
+        bar = progress.add_task("handled", total=messages)
+
+        async def show() -> None:
+            while True:
+                progress.update(bar, completed=run.handled)
+                await asyncio.sleep(0.5)
+
+        showing = asyncio.create_task(show())
+        try:
+            return await run.run()
+        finally:
+            showing.cancel()
+
+
+def command() -> int:
+    """The exit code is 1 if a promise is broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.bands_run", description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--kills", type=int, default=0, help="workers that are killed and replaced")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="a folder for the records and the log of the workers")
+    parser.add_argument("--work-for", help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    chosen: Any = parser.parse_args()
+    if chosen.work_for:
+        asyncio.run(work(chosen.work_for, chosen.file))
+        return 0
+    verdict = asyncio.run(main(chosen.messages, chosen.kills, chosen.seed, chosen.keep))
+    for example in verdict.examples[:10]:
+        console.print(f"  {example}")
+    console.print(str(verdict))
+    return 0 if verdict.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(command())
