@@ -44,6 +44,33 @@ def earlier_release() -> Release:
     return installed(os.environ.get("UPGRADE_BASE") or _last_other_commit())
 
 
+@functools.cache
+def release_before(path: str) -> Release:
+    """The newest commit without a file, unpacked: of a time before what the file is for. Skips the test where the clone
+    does not have it."""
+    added = _git("log", "--diff-filter=A", "--format=%h", "--", path).split()
+    name = _git("rev-parse", "--short", f"{added[-1]}^") if added else ""
+    if not name:
+        pytest.skip(f"no commit before {path}: this is not a clone with its history")
+    site = KEPT / f"{name}-files"
+    if not site.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT, prefix="unpacking-") as scratch:
+            _unpack(name, Path(scratch), "rsmq")
+            Path(scratch).chmod(0o755)
+            try:
+                Path(scratch).rename(site)
+                Path(scratch).mkdir()  # for its end
+            except OSError:  # another process has unpacked it meanwhile
+                pass
+    return Release(name, site)
+
+
+def _unpack(commit: str, folder: Path, *parts: str) -> None:
+    archive = subprocess.run(["git", "archive", commit, *parts], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+
+
 def _last_other_commit() -> str:
     if _git("status", "--porcelain", "--", "rsmq"):
         return _git("rev-parse", "--short", "HEAD")
@@ -74,8 +101,7 @@ def installed(commit: str) -> Release:
 def _built(commit: str, scratch: Path) -> Path:
     source, wheels, site = scratch / "source", scratch / "wheels", scratch / "site"
     source.mkdir()
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
+    _unpack(commit, source)
     has_backend = importlib.util.find_spec("hatchling") is not None
     _pip("wheel", "--no-deps", *(["--no-build-isolation"] if has_backend else []), "--wheel-dir", wheels, source)
     _pip("install", "--no-deps", "--no-index", "--target", site, *wheels.glob("*.whl"))

@@ -141,11 +141,11 @@ async def _upgrade(testbed: Testbed, style: Style, *, loses_leases: bool = False
         await run.handles(300)
     if run.devices:
         run.history.most_repeats = 2 * len(run.devices)
-    _of_both(run)
+    of_both(run)
     return await run.verdict()
 
 
-def _of_both(run: UpgradeRun) -> None:
+def of_both(run: UpgradeRun) -> None:
     """Each release was really there: its processes have said from where they import it."""
     log = run.processes.log(10**8)
     for release in (NEW, run.old):
