@@ -192,7 +192,7 @@ class BandsRun:
         found = heapq.merge(*(each.records() for each in self._workers))
         verdict = judge(((worker, key, number) for _, worker, key, number in found), self._sent, self._killed)
         verdict.unsettled = left
-        verdict.lost_leases = (self._folder / "log").read_text(errors="replace").count("lost <Lease")
+        verdict.lost_leases = (self._folder / "log").read_text(errors="replace").count("lost <Lane")
         return verdict
 
     def _start(self) -> None:
