@@ -161,8 +161,8 @@ class MemberState:
     good. `calls`: how its calls have gone. `longest`: how long its longest call runs,
     None if none does. `process`: what its process says of itself. `attempts`, `timeout` and `limits`: of its handler.
     `read_ahead_used`: percent of RSMQ_READ_AHEAD that wait in its fullest partition, from 80 on, where its handler has
-    a rule `when`. `layout`: the version of the
-    topic's layout that it knows, None if it does not say: its version of rsmq knows no bands.
+    a rule `when`. `layout`: the version of the topic's layout that it knows, None if it does not say: its version of
+    rsmq knows no bands.
     """
 
     topic: str
