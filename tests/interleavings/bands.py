@@ -839,7 +839,7 @@ BAND_EDITS: Final = (
         "a reset forgets that the topic has bands", RESET, SELF, "reset_group", "topic.layout.has_bands", "False",
     ),
     Edit(
-        "nobody completes the group of an older worker", OLD_GROUP, Topics, "_complete_groups",
+        "the group of an older worker is not completed", OLD_GROUP, Topics, "_complete_groups",
         "not set(known) <= set(made)", "False",
     ),
 )  # fmt: skip
