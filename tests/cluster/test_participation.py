@@ -221,7 +221,7 @@ async def test_member_that_does_not_reach_a_node_leaves_its_partitions(cluster: 
 
 
 async def test_member_keeps_the_partitions_that_no_member_can_read(cluster: Cluster, prefix: str) -> None:
-    """A node that is away for all costs nobody a partition of the other nodes, and all goes on when it is back."""
+    """A node that is away for all costs no member a partition of the other nodes, and all goes on when it is back."""
     done = Counter[int]()
     with user_on(cluster, "half"):
         one, other = (make(cluster, prefix, done, "half") for _ in range(2))
