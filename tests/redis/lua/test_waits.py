@@ -51,7 +51,7 @@ async def reschedule(partition: Partition, entry_id: bytes, due: Any) -> Any:
 
 
 async def test_what_is_due_is_named_until_it_is_forgotten(partition: Partition) -> None:
-    """A lost reply loses none, and the time until the next one is told."""
+    """A lost reply loses none, and the time until the next one comes along."""
     soon, later = await partition.deliver(2)
     word, wait_ms, *named = await keep(partition, soon, 5, later, FAR)
     assert (word, named) == (b"OK", [[soon, 0]])
