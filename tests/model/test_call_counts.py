@@ -1,4 +1,4 @@
-"""Counts of calls: how they are told, read again, added, and what they say about durations."""
+"""Counts of calls: how heartbeats carry them, how they add up, and what they say about durations."""
 
 from __future__ import annotations
 
