@@ -6,11 +6,22 @@ import re
 from typing import Final
 from uuid import UUID
 
+LARGEST_PART: Final = 2**64 - 1
+"""Of milliseconds, and of the sequence."""
+
 
 def parse_stream_id(entry_id: bytes) -> tuple[int, int]:
     """Milliseconds and sequence: ids do not sort as text. `0` alone is `0-0`."""
     ms, _, sequence = entry_id.partition(b"-")
     return int(ms), int(sequence or 0)
+
+
+def following_id(entry_id: bytes) -> bytes:
+    """The least id above this one. Of the largest id: itself."""
+    ms, sequence = parse_stream_id(entry_id)
+    if sequence < LARGEST_PART:
+        return b"%d-%d" % (ms, sequence + 1)
+    return b"%d-0" % (ms + 1) if ms < LARGEST_PART else entry_id
 
 
 def sortable(entry_id: bytes) -> str:

@@ -12,10 +12,12 @@ from typing import Any, Final
 
 from tenacity import wait_fixed
 
+from rsmq.consumer.reading.read_ahead import ReadAhead
 from rsmq.consumer.reading.reclaimer import Reclaimer
 from rsmq.consumer.settling.outputs import Outputs
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.flows import IdPage
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.outgoing import MessageOutputs
 from rsmq.handler.retry import Bury, Park, RetryPolicy
@@ -142,6 +144,39 @@ def _claim(command: Command, cursor: int, reader: str) -> Wire:
     lane = _lane(command)
     lane.recovery.cursor = stream_id(cursor)
     return sent(_reclaimer(command).claim_page(lane, reader, SETTINGS.prefetch))
+
+
+def _claim_ids(command: Command, cursor: int, reader: str, count: int = SETTINGS.prefetch) -> Wire:
+    reclaimer = _reclaimer(command)
+    reclaimer._largest = 1  # it knows the sizes of bodies
+    return sent(reclaimer._claim_ids(_lane(command), stream_id(cursor), reader, count))
+
+
+def _read_ahead(command: Command) -> ReadAhead:
+    runner: Any = SimpleNamespace(queue=None)
+    return ReadAhead(_context(command.member), runner, _settler(command), SimpleNamespace())  # type: ignore[arg-type]
+
+
+def _called(command: Command, call: int) -> Lane:
+    """A lane that makes its call with this number."""
+    lane = _lane(command)
+    for _ in range(call - 1):
+        lane.flows.number()
+    return lane
+
+
+def _put_aside(command: Command, call: int, *numbers: int) -> Wire:
+    lane = _called(command, call)
+    lane.flows.aside = {stream_id(number): None for number in numbers}
+    return sent(_read_ahead(command)._put_aside(lane))
+
+
+def _read_again(command: Command, call: int, kept: int, *numbers: int) -> Wire:
+    """`kept`: the last id that is no first delivery."""
+    lane = _called(command, call)
+    lane.flows.kept_until = (kept, 0)
+    page = IdPage({b"": [stream_id(number) for number in numbers]}, frozenset(), lane.flows.filling)
+    return sent(_read_ahead(command)._read_again(lane, page))
 
 
 def _adopt(command: Command, source: str) -> Wire:

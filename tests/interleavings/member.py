@@ -7,13 +7,15 @@ is one step (`answered`), and so is what never comes back (`unanswered`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from rsmq.handler.retry import Bury, Park, RetryPolicy, decide, decide_redelivery
-from rsmq.redis.scripts import NOT_PENDING, STALE_EPOCH
-from tests.interleavings.commands import POLICY, number_of
+from rsmq.handler.retry import Bury, Park, decide, decide_redelivery
+from rsmq.redis.scripts import NOT_PENDING, OK, STALE_EPOCH
+from tests.interleavings import flows
+from tests.interleavings.commands import number_of
+from tests.interleavings.rules import Rules
 from tests.interleavings.world import (
+    AWAY,
     BURYING,
     DONE,
     GATHERED,
@@ -34,48 +36,17 @@ ASKING: Final = (STARTING, PARKING, BURYING)
 """Phases in which a script for one message is on its way."""
 
 
-class Rules(NamedTuple):
-    """The handler: a key or "" for each message, and how many calls run at once.
-
-    `ends_late`: a member that connects again first ends its last connection, so nothing comes late on it.
-    `has_outputs`: each handler publishes one message. `batch`: a call gets so many messages at most (0: one, and not as
-    a batch). `is_shared`: shared distribution.
-    `attempts`: how many a message has.
-    """
-
-    keys: tuple[str, ...]
-    concurrency: int = 1
-    ends_late: bool = True
-    has_outputs: bool = False
-    batch: int = 0
-    is_shared: bool = False
-    attempts: int = 2
-
-    @property
-    def policy(self) -> RetryPolicy:
-        """When it is tried again."""
-        return replace(POLICY, max_attempts=self.attempts)
-
-    def blocks(self, number: int) -> bool:
-        """Whether a message holds back later ones while it waits for its retry."""
-        return bool(self.keys[number - 1])
-
-    def before(self, number: int) -> tuple[int, ...]:
-        """The earlier messages of its key, if they must come first."""
-        key = self.keys[number - 1]
-        return tuple(n for n in range(1, number) if self.keys[n - 1] == key) if self.blocks(number) else ()
-
-
 def pump(member: Member, rules: Rules) -> tuple[Member, list[int]]:
     """Everything that needs no reply. Returns the messages whose handlers start, too."""
     started: list[int] = []
     before = None
     while before is not member and member.is_alive and member.lane is not None:
         before = member
-        member = _fetch(member)
+        member = _fetch(member, rules)
         member = _run(member, rules, started)
+        member = _ask_ahead(member, rules)
         member = _settle(member, rules)
-        member = _leave(member)
+        member = _leave(member, rules)
     return member, started
 
 
@@ -92,14 +63,26 @@ def _send(
     return member._replace(lane=lane, on_way=(*member.on_way, command))
 
 
-def _fetch(member: Member) -> Member:
+def _fetch(member: Member, rules: Rules) -> Member:
     lane = member.lane
     if lane is None or not lane.is_held or lane.leaving or not member.is_free("fetch"):
         return member
+    if any(item.number in lane.undelivered for item in lane.items):
+        return member  # it waits until these are handled
     if lane.cursor is None:
         return _send(member, "read", "fetch", member.reader, lane=lane)
     known = [item.number for item in lane.items]
-    return _send(member, "claim", "fetch", lane.cursor, member.reader, lane=lane, known=known)
+    kind = "claim" if rules.room is None else "claim_ids"
+    return _send(member, kind, "fetch", lane.cursor, member.reader, lane=lane, known=known)
+
+
+def _ask_ahead(member: Member, rules: Rules) -> Member:
+    """What waits as ids is put aside, and read again."""
+    lane = member.lane
+    if rules.room is None or lane is None or not lane.is_held or lane.leaving or not member.is_free("ahead"):
+        return member
+    call = flows.next_call(lane, rules)
+    return member if call is None else _send(member, call[0], "ahead", *call[1], lane=call[2])
 
 
 def _run(member: Member, rules: Rules, started: list[int]) -> Member:
@@ -169,7 +152,9 @@ def _may_start(lane: Lane, item: Item, rules: Rules) -> bool:
 
 def _is_blocked(number: int, ahead: Iterable[Item], rules: Rules) -> bool:
     key = rules.keys[number - 1]
-    waits_for = [each for each in ahead if rules.keys[each.number - 1] == key and each.phase not in (DONE, SETTLING)]
+    waits_for = [
+        each for each in ahead if rules.keys[each.number - 1] == key and each.phase not in (DONE, SETTLING, AWAY)
+    ]
     return rules.blocks(number) and bool(waits_for)
 
 
@@ -192,12 +177,17 @@ def _settle(member: Member, rules: Rules) -> Member:
     return _send(member, "settle", "settle", *(item.number for item in done), lane=lane, retried=retried)
 
 
-def _leave(member: Member) -> Member:
+def _leave(member: Member, rules: Rules) -> Member:
     lane = member.lane
     if lane is None or not lane.leaving:
         return member
     if lane.leaving == 1 and all(command.role != "fetch" for command in member.on_way):
         unstarted = [(item.number, item.attempt) for item in lane.items if item.phase == READY]
+        if lane.calls > lane.answered and "the end of calls without an answer" not in rules.without:
+            ending = lane._replace(calls=lane.calls + 1)
+            return _send(member, "put_aside", "lease", ending.calls, lane=ending) if member.is_free("lease") else member
+        lane, unsure = flows.given_back(lane, rules)
+        unstarted += unsure
         rest = tuple(item for item in lane.items if item.phase not in (READY, PARKED))
         lane = lane._replace(items=rest, leaving=2 if unstarted else 3)
         if unstarted:
@@ -225,7 +215,7 @@ def answered(member: Member, command: Command, reply: Any, rules: Rules) -> tupl
     if command.kind == "settle":
         word = reply[0][0]
     if word == STALE_EPOCH:
-        if command.kind in ("claim", "unpark"):
+        if command.kind in ("claim", "claim_ids", "put_aside", "read_again", "unpark"):
             return member._replace(lane=lane._replace(is_held=False)), []
         return member._replace(lane=lane._replace(leaving=3) if command.kind == "hand_back" else None), []
     return _accepted(member, lane, command, word, reply, rules)
@@ -245,6 +235,16 @@ def _accepted(
             )
             if lane.cursor is None and lane.newest is None:
                 lane = lane._replace(newest=0)
+        case "claim_ids":
+            lane = _claimed(lane, command, reply, rules)
+        case "put_aside" | "read_again" if word != OK:
+            lane = lane._replace(answered=max(lane.answered, command.args[0]))
+        case "put_aside":
+            lane = lane._replace(answered=max(lane.answered, command.args[0]))
+            lane = flows.put_aside(lane, reply, command.args[1:])
+        case "read_again":
+            lane = lane._replace(answered=max(lane.answered, command.args[0]))
+            lane = flows.read_again(lane, reply, rules)
         case "adopt":
             entries = [(number_of(each[0]), each[1], each[2] > 0, bool(each[4])) for each in reply[3:]]
             lane = _enqueued(lane, [each for each in entries if each[0] not in command.known], rules)
@@ -254,7 +254,13 @@ def _accepted(
             lane = _without(lane, *taken.intersection(undecided))
         case "read":
             numbers = [number_of(entry[0]) for _, entries in reply or () for entry in entries]
-            lane = lane._replace(items=(*lane.items, *(Item(number, 1) for number in numbers)))
+            if rules.room is None:
+                lane = lane._replace(items=(*lane.items, *(Item(number, 1) for number in numbers)))
+            elif any(item.number in numbers for item in lane.items):
+                return member._replace(lane=lane._replace(is_held=False)), []  # the server has lost that it gave them
+            else:
+                for number in numbers:
+                    lane = flows.arrived(lane, Item(number, 1), rules)
             if numbers and lane.newest is not None:
                 lane = lane._replace(newest=numbers[-1])
         case "unpark":
@@ -281,6 +287,20 @@ def _accepted(
     return member._replace(lane=lane), started
 
 
+def _claimed(lane: Lane, command: Command, reply: Any, rules: Rules) -> Lane:
+    """`Reclaimer._claim_ids`: a page without bodies, which plain commands read."""
+    _, following, lost, _, flat = reply
+    lane = _without(lane, *map(number_of, lost))
+    parts = iter(flat)
+    rows = [
+        (number_of(row[0]), row[1], row[2] > 0, bool(row[3])) for row in zip(parts, parts, parts, parts, strict=True)
+    ]
+    if not lane.is_restarted:
+        lane = lane._replace(cursor=number_of(following) or None)
+    lane = _enqueued(lane._replace(is_restarted=False), [row for row in rows if row[0] not in command.known], rules)
+    return lane._replace(newest=0) if lane.cursor is None and lane.newest is None else lane
+
+
 def unanswered(member: Member, command: Command) -> Member:
     """The connection was lost before the reply came."""
     member = _off_way(member, command)
@@ -292,13 +312,15 @@ def unanswered(member: Member, command: Command) -> Member:
     if lane is None or lane.grant != command.grant:
         return member
     match command.kind:
-        case "read" | "claim":
+        case "read" | "claim" | "claim_ids":
             lane = restarted(member, is_ours=True)
         case "adopt":
             lane = restarted(member)
         case "unpark":
             lane = lane._replace(is_missing_retries=True)
         case "hand_back":
+            lane = restarted(member)._replace(leaving=0)
+        case "put_aside" if command.role == "lease":
             lane = restarted(member)._replace(leaving=0)
         case "settle" | "settle_outputs":
             is_unsure = command.kind == "settle_outputs"
@@ -328,7 +350,7 @@ def refused(member: Member, command: Command) -> Member:
 def restarted(member: Member, *, is_ours: bool = False) -> Lane:
     """The lane, as it takes over everything that is pending again: `Lane.restart_recovery`."""
     assert member.lane is not None
-    is_claiming = any(command.kind == "claim" for command in member.on_way)
+    is_claiming = any(command.kind in ("claim", "claim_ids") for command in member.on_way)
     newest = member.lane.newest if is_ours else None
     return member.lane._replace(cursor=0, newest=newest, is_restarted=is_claiming)
 
@@ -385,12 +407,22 @@ def _enqueued(
         condemned = None if is_retry else decide_redelivery(attempts, rules.policy)
         if condemned is not None:
             item = Item(number, attempts, BURYING, reason=str(condemned.reason))
-        elif waits and rules.blocks(number) and not _is_blocked(number, lane.items, rules):
+        elif waits and rules.blocks(number) and not _is_behind(number, lane, rules):
             item = Item(number, attempts, PARKED)
         else:
             item = Item(number, attempts + 1, is_again=not is_first)
+            if rules.room is not None:
+                lane = flows.arrived(lane, item, rules)
+                continue
         lane = lane._replace(items=(*lane.items, item))
     return lane
+
+
+def _is_behind(number: int, lane: Lane, rules: Rules) -> bool:
+    """Whether a parked message has earlier ones of its key here."""
+    if rules.room is None:
+        return _is_blocked(number, lane.items, rules)
+    return flows.is_behind(lane, number, rules)
 
 
 def _with(lane: Lane, changed: Item) -> Lane:

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from rsmq.redis.scripts import OK, STALE_EPOCH
 from tests.interleavings.member import (
-    Rules,
     answered,
     batch_ended,
     ended,
@@ -17,6 +16,7 @@ from tests.interleavings.member import (
     resumed,
     unanswered,
 )
+from tests.interleavings.rules import Rules
 from tests.interleavings.store import Store
 from tests.interleavings.world import PARKED, RUNNING, Command, Lane, Left, Member, Opening, Server, Truth, World
 
@@ -35,6 +35,9 @@ ACTS: Final = {
     "settle": "settlement",
     "settle_outputs": "settlement with outputs",
     "hand_back": "hand-back",
+    "claim_ids": "take-over of pending ids",
+    "put_aside": "putting aside",
+    "read_again": "second read",
 }
 
 
@@ -343,8 +346,13 @@ class Moves:
         if self._rules.has_outputs and (wrong := self._wrong_outputs(server.outputs, world.truth.settled)):
             return wrong
         there = {each[0] for each in server.pending + server.parked}.union(dead, world.truth.settled)
+        there |= self._is_known(world)
         lost = [number for number in self._all if number <= server.delivered and number not in there]
         return f"{_listed(lost)} is lost: neither pending nor parked, settled or a dead letter" if lost else ""
+
+    def _is_known(self, world: World) -> set[int]:
+        """What is not lost although the server does not have it."""
+        return set()
 
     def _wrong_outputs(self, outputs: tuple[int, ...], settled: frozenset[int]) -> str:
         """Those of each settled message are stored once, of no other, and in the order of their keys."""

@@ -10,8 +10,9 @@ from typing import Final
 
 from rsmq.redis.scripts import SCRIPTS
 from tests.interleavings.commands import wire
-from tests.interleavings.member import Rules
+from tests.interleavings.flow_moves import FlowMoves
 from tests.interleavings.moves import Moves
+from tests.interleavings.rules import Rules
 from tests.interleavings.shared import SharedMoves
 from tests.interleavings.store import Store
 from tests.interleavings.world import Left
@@ -26,6 +27,12 @@ NO_KEYS: Final = Rules(("", ""))
 CHARGES: Final = Rules(("a",), attempts=3)
 THREE_ATTEMPTS: Final = Rules(("a", "a"), attempts=3)
 OUTPUTS: Final = ONE_KEY._replace(has_outputs=True)
+IDS: Final = Rules(("a", "a", "a"), room=0)
+TWO_IDS: Final = ONE_KEY._replace(room=0)
+SOME_IDS: Final = IDS._replace(room=1)
+NAMES: Final = Rules(("a", "b", "a", "a"), room=1, names=("x", "x", "x", "y"))
+TWO_NAMES: Final = Rules(("b", "a", "a"), room=1, concurrency=2, names=("x", "x", "y"))
+ONE_NAME: Final = Rules(("a", "b"), room=0, concurrency=2, names=("x", "x"), attempts=4)
 TWO_AT_A_TIME: Final = NO_KEYS._replace(concurrency=2)
 
 
@@ -40,7 +47,8 @@ class Scenario:
 
     def moves(self, store: Store) -> Moves:
         """What can happen in it."""
-        return (SharedMoves if self.rules.is_shared else Moves)(store, self.rules, self.left)
+        kind = SharedMoves if self.rules.is_shared else Moves if self.rules.room is None else FlowMoves
+        return kind(store, self.rules, self.left)
 
 
 SCENARIOS: Final = (
@@ -88,6 +96,31 @@ SCENARIOS: Final = (
     Scenario("2 shared, 1 pause", SHARED_TWO, Left(pauses=1)),
     Scenario("2 shared, 1 failure, 1 lost reply", SHARED_TWO, Left(failures=1, lost=1)),
     Scenario("2 shared, 1 stop, 1 lost reply", SHARED_TWO, Left(stops=1, lost=1), is_short=True),
+    Scenario("3 as ids, 1 lost reply", IDS, Left(lost=1)),
+    Scenario("3 as ids, 1 crash", IDS, Left(crashes=1)),
+    Scenario("3 as ids, 1 handover", IDS, Left(handovers=1)),
+    Scenario("3 as ids, 2 failures", IDS, Left(failures=2)),
+    Scenario("3 as ids, 1 deletion, 1 failure", IDS, Left(deletions=1, failures=1)),
+    Scenario("3 as ids, 1 deletion, 1 lost reply", IDS, Left(deletions=1, lost=1)),
+    Scenario("3 as ids, 1 deleted consumer, 1 failure", IDS, Left(unconsumed=1, failures=1)),
+    Scenario("3, 1 of them in memory, 1 handover", SOME_IDS, Left(handovers=1)),
+    Scenario("2 as ids, 1 crash, 1 lost reply", TWO_IDS, Left(crashes=1, lost=1)),
+    Scenario("2 as ids, 1 crash, 1 deletion, 1 lost reply", TWO_IDS, Left(crashes=1, deletions=1, lost=1)),
+    Scenario("2 as ids, 1 handover, 1 lost reply", TWO_IDS, Left(handovers=1, lost=1)),
+    Scenario("2 as ids, 1 handover", TWO_IDS, Left(handovers=1), is_short=True),
+    Scenario("2 as ids, 1 deletion, 1 lost reply", TWO_IDS, Left(deletions=1, lost=1)),
+    Scenario("2 as ids, 1 deletion, 1 handover", TWO_IDS, Left(deletions=1, handovers=1), is_short=True),
+    Scenario("2 as ids, 1 pause, 1 failure", TWO_IDS, Left(pauses=1, failures=1)),
+    Scenario("2 as ids, 1 stop, 1 pause", TWO_IDS, Left(stops=1, pauses=1)),
+    Scenario("2 as ids, 1 refusal, 1 failure", TWO_IDS, Left(refusals=1, failures=1)),
+    Scenario("2 as ids, 1 failover", TWO_IDS, Left(failovers=1)),
+    Scenario("3 as ids, 1 failover", IDS, Left(failovers=1)),
+    Scenario("4 of two names", NAMES, Left(), is_short=True),
+    Scenario("4 of two names, 1 failure", NAMES, Left(failures=1)),
+    Scenario("4 of two names, 1 lost reply", NAMES, Left(lost=1)),
+    Scenario("3 of two names, 2 at a time, 1 crash", TWO_NAMES, Left(crashes=1)),
+    Scenario("3 of two names, 2 at a time, 1 handover", TWO_NAMES, Left(handovers=1)),
+    Scenario("2 of one name, 2 pauses", ONE_NAME, Left(pauses=2)),
     Scenario("3 with outputs, 1 crash, 1 lost reply", KEYS._replace(has_outputs=True), Left(crashes=1, lost=1)),
 )
 
@@ -123,6 +156,25 @@ SHARED_STOP: Final = Scenario("shared, 1 stop, 1 lost reply", SHARED_TWO, Left(s
 BATCH_CRASH: Final = Scenario("batches, 1 crash, 1 lost reply", ONE_KEY._replace(batch=2), Left(crashes=1, lost=1))
 BATCH_LOST: Final = Scenario("batches, 1 failure, 1 lost reply", ONE_KEY._replace(batch=2), Left(failures=1, lost=1))
 BATCH_PAUSE: Final = Scenario("batches, 1 pause, 1 failure", ONE_KEY._replace(batch=2), Left(pauses=1, failures=1))
+IDS_ONLY: Final = Scenario("ids", IDS, Left())
+IDS_CRASH: Final = Scenario("ids, 1 crash", TWO_IDS, Left(crashes=1))
+IDS_PAUSE: Final = Scenario("ids, 1 pause", TWO_IDS, Left(pauses=1))
+IDS_LATE: Final = Scenario(
+    "ids, late calls, 1 crash, 1 lost reply", TWO_IDS._replace(without=frozenset({"the end of late calls"})),
+    Left(crashes=1, lost=1),
+)  # fmt: skip
+IDS_DELETION: Final = Scenario("ids, 1 deletion", TWO_IDS, Left(deletions=1))
+IDS_DELETION_LOST: Final = Scenario("ids, 1 deletion, 1 lost reply", TWO_IDS, Left(deletions=1, lost=1))
+IDS_UNCONSUMED: Final = Scenario("ids, 1 deleted consumer", IDS, Left(unconsumed=1))
+IDS_FAILOVER: Final = Scenario("ids, 1 failover", TWO_IDS, Left(failovers=1))
+ONE_NAME_PAUSES: Final = Scenario("ids of one name, 2 pauses", ONE_NAME, Left(pauses=2))
+
+
+def left_out(rule: str, rules: Rules, left: Left) -> Weakening:
+    """Members that leave a rule out."""
+    return Weakening(
+        "", f"members leave out {rule}", Scenario(rule, rules._replace(without=frozenset({rule})), left), "", ""
+    )
 
 
 @dataclass(frozen=True)
@@ -167,6 +219,8 @@ OTHERS_OR_NONE: Final = "if row and row[2] ~= ARGV[1] or not row and ARGV[2] == 
 NONE: Final = "if not row and ARGV[2] == '' then"
 OTHERS: Final = "if row and row[2] ~= ARGV[1] then"
 REMOVES: Final = "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then"
+IN_ORDER: Final = "if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end"
+CALLED: Final = "count_call(KEYS[2], ARGV[2], ARGV[4])"
 UNFENCED: Final = "checks neither owner nor epoch"
 WEAKENINGS: Final = (
     Weakening("start_message", UNFENCED, CRASH),
@@ -277,4 +331,29 @@ WEAKENINGS: Final = (
         "can_write('XADD', KEYS[4], 'XACK', KEYS[1], 'ZREM', KEYS[3])", "redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])",
     ),
     Weakening("", "a member that connects again leaves its last connection open", LATE, "", ""),
+    Weakening("put_aside", UNFENCED, IDS_PAUSE),
+    Weakening("read_again", UNFENCED, IDS_PAUSE),
+    Weakening("claim_ids", UNFENCED, IDS_PAUSE),
+    Weakening("put_aside", "is executed after a later call", IDS_LATE, IN_ORDER, CALLED),
+    Weakening("read_again", "is executed after a later call", IDS_LATE, IN_ORDER, CALLED),
+    Weakening("put_aside", "leaves what has not started counted", IDS_ONLY, "'RETRYCOUNT', 0", "'RETRYCOUNT', 1"),
+    Weakening("put_aside", "drops what was deleted", IDS_DELETION, "if pending < before then", "if false then"),
+    Weakening("put_aside", "buries what it has buried", IDS_DELETION_LOST, "if pending < before then", "if true then"),
+    Weakening("read_again", "buries what it has buried", IDS_DELETION_LOST, "if row then bury", "if true then bury"),
+    Weakening(
+        "read_again", "drops what is not pending", IDS_UNCONSUMED, "if not row and order(id) > delivered then",
+        "if not row then",
+    ),
+    Weakening(
+        "read_again", "makes pending what was not delivered", IDS_FAILOVER,
+        "if not row and order(id) > delivered then", "if false then",
+    ),
+    Weakening("read_again", "does not count the start", IDS_CRASH, "== '1' and 1 or", "== '1' and 0 or"),
+    Weakening("read_again", "counts 1 whatever was there", ONE_NAME_PAUSES, "or row and row[4] or 1", "or 1"),
+    left_out("keys that only wait", IDS, Left()),
+    left_out("the last place of a key", NAMES, Left()),
+    left_out("the key of what leaves a name", TWO_NAMES, Left()),
+    left_out("counts of what was charged", ONE_NAME, Left(pauses=2)),
+    left_out("what a call has asked for", TWO_IDS, Left(handovers=1, lost=1)),
+    left_out("the end of calls without an answer", TWO_IDS, Left(handovers=1, lost=1)),
 )  # fmt: skip

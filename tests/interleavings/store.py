@@ -34,12 +34,13 @@ LONG_MS: Final = to_ms(DAY)
 PARTS: Final = (STREAM, LEASE, RETRY, DLQ, OUT)
 PICTURE: Final = (
     ("TIME",),
-    ("HMGET", LEASE, "owner", "epoch", "until_ms", "reader", "before"),
+    ("HMGET", LEASE, "owner", "epoch", "until_ms", "reader", "before", "call"),
     ("XINFO", "GROUPS", STREAM),
     ("XPENDING", STREAM, GROUP, "-", "+", 100),
     ("ZRANGE", RETRY, 0, -1, "WITHSCORES"),
     ("XRANGE", DLQ, "-", "+"),
     ("XRANGE", OUT, "-", "+"),
+    ("XRANGE", STREAM, "-", "+"),
     *(("DUMP", part) for part in PARTS),
 )
 
@@ -140,6 +141,14 @@ class Store:
         ]  # fmt: skip
         return self._pass(server, f"idle {sorted(numbers)}", [*idle, *dues])
 
+    def delete(self, server: Server, number: int) -> Server:
+        """Another client deletes an entry."""
+        return self._pass(server, f"deletion of {number}", [("XDEL", STREAM, stream_id(number))])
+
+    def unconsume(self, server: Server, member: str) -> Server:
+        """Another client deletes the consumer of a member, with all that is pending for it."""
+        return self._pass(server, f"no consumer {member}", [("XGROUP", "DELCONSUMER", STREAM, GROUP, member)])
+
     def _due(self, index: int, number: int, attempts: int) -> Wire:
         return "ZADD", RETRY, index, f"{number}-0|{attempts}"
 
@@ -184,9 +193,9 @@ def _fields(flat: list[Any]) -> dict[Any, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead: Any, out: Any) -> Server:
+def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead: Any, out: Any, stored: Any) -> Server:
     now = int(time[0]) * 1000 + int(time[1]) // 1000
-    owner, epoch, until, reader, before = ((value or b"").decode() for value in lease)
+    owner, epoch, until, reader, before, call = ((value or b"").decode() for value in lease)
     letters = [_fields(fields) for _, fields in dead]
     return Server(
         owner,
@@ -202,6 +211,8 @@ def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead
         ),
         tuple((number_of(letter[b"dlq.origin"]), letter[b"dlq.reason"].decode()) for letter in letters),
         tuple(int(_fields(fields)[b"data"]) for _, fields in out),
+        call,
+        tuple(number_of(entry_id) for entry_id, _ in stored),
     )
 
 

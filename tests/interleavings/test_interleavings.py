@@ -23,6 +23,16 @@ QUICK = {
     "start_message of a batch does not charge the attempt",
     "settle_messages acknowledges what another member has",
     "adopt_pending takes over what is not its own",
+    "put_aside checks neither owner nor epoch",
+    "put_aside leaves what has not started counted",
+    "put_aside drops what was deleted",
+    "put_aside buries what it has buried",
+    "read_again drops what is not pending",
+    "read_again does not count the start",
+    "claim_ids checks neither owner nor epoch",
+    "members leave out keys that only wait",
+    "members leave out the last place of a key",
+    "members leave out the key of what leaves a name",
 }
 """Found within a thousand states or so."""
 

@@ -16,6 +16,8 @@ HANDLED: Final = "handled"
 """In a batch of which another message is being parked or buried."""
 DONE: Final = "done"
 SETTLING: Final = "settling"
+AWAY: Final = "away"
+"""Only its id is kept."""
 
 
 class Command(NamedTuple):
@@ -40,6 +42,7 @@ class Item(NamedTuple):
     """A message that a member has.
 
     `is_again`: redelivered. `reason`: why it is being buried. `is_unsure`: a call for it may have been executed.
+    `flow`: the name whose turn it waits for, if only its id is kept; empty: it waits behind its key.
     """
 
     number: int
@@ -48,13 +51,17 @@ class Item(NamedTuple):
     is_again: bool = False
     reason: str = ""
     is_unsure: bool = False
+    flow: str = ""
 
 
 class Lane(NamedTuple):
     """What a member believes about its partition, as in `rsmq.consumer.waiting.lane`.
 
     `leaving`: how far a handover is (1 waits for the read, 2 for the hand-back, 3 for what runs). `deferred`: messages
-    that were brought back before the reply to their parking has come.
+    that were brought back before the reply to their parking has come. Of what waits as an id, `aside` is to be told to
+    the server, `kept` is the last that is no first delivery, `asked` are those of the last call for bodies; `calls`
+    counts the calls, and those up to `answered` are over. `undelivered` are in memory, and the server has lost that it
+    delivered them.
     """
 
     grant: int
@@ -67,6 +74,12 @@ class Lane(NamedTuple):
     deferred: tuple = ()
     is_missing_retries: bool = False
     leaving: int = 0
+    aside: tuple[int, ...] = ()
+    kept: int = 0
+    calls: int = 0
+    answered: int = 0
+    asked: tuple[int, ...] = ()
+    undelivered: frozenset[int] = frozenset()
 
 
 class Opening(NamedTuple):
@@ -108,7 +121,8 @@ class Member(NamedTuple):
 class Server(NamedTuple):
     """The keys of the partition, without what no script looks at.
 
-    `pending`: number, consumer, deliveries, and whether it was not touched for a lease.
+    `pending`: number, consumer, deliveries, and whether it was not touched for a lease. `call`: the last numbered call
+    of an owner. `stored`: the entries of the stream.
     """
 
     owner: str = ""
@@ -121,6 +135,8 @@ class Server(NamedTuple):
     parked: tuple[tuple[int, int, bool], ...] = ()
     dead: tuple[tuple[int, str], ...] = ()
     outputs: tuple[int, ...] = ()
+    call: str = ""
+    stored: tuple[int, ...] = ()
 
 
 class Left(NamedTuple):
@@ -135,12 +151,17 @@ class Left(NamedTuple):
     stops: int = 0
     losses: int = 0
     refusals: int = 0
+    deletions: int = 0
+    unconsumed: int = 0
+    failovers: int = 0
 
 
 class Truth(NamedTuple):
     """What no member knows: who really has the lease, by which grant; which messages were handled and acknowledged.
 
-    `retried`: each message that was parked, and after how many attempts.
+    `retried`: each message that was parked, and after how many attempts. Where ids are kept: `starts`, how often each
+    has started, and which ones the server may count as started without it, because their member was lost (`exposed`).
+    `replica`: what a failover goes back to.
     """
 
     grants: int = 0
@@ -148,6 +169,9 @@ class Truth(NamedTuple):
     handled: frozenset[int] = frozenset()
     settled: frozenset[int] = frozenset()
     retried: frozenset[tuple[int, int]] = frozenset()
+    starts: tuple[int, ...] = ()
+    exposed: frozenset[int] = frozenset()
+    replica: Server | None = None
 
 
 class World(NamedTuple):

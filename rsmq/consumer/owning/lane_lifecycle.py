@@ -110,6 +110,7 @@ class LaneLifecycle:
         outputs wait for room."""
         lane.quiet()
         await self._fetchers.exclude(lane.partition)
+        await self._settler.end_numbered(lane)
         unsure = lane.flows.unsure()
         await self._settler.hand_back(lane, self._queue.withdraw(lane), unsure)
         deadline = monotonic() + seconds
@@ -125,6 +126,8 @@ class LaneLifecycle:
     async def hand_back_unstarted(self, lanes: Iterable[Lane]) -> None:
         """Hand back at once what has not started. Without the server it is redelivered when the lease ends."""
         for lane in lanes:
+            with suppress(BrokerError):
+                await self._settler.end_numbered(lane)
             unsure = lane.flows.unsure()
             await self._hand_back(lane, self._queue.withdraw(lane), unsure)
 

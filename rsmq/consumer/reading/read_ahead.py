@@ -93,19 +93,17 @@ class ReadAhead:
         ids = list(islice(lane.flows.aside, PAGE))
         keys = (lane.stream, lane.lease_key, lane.dlq_key)
         about = (self._trims, self._settings.dlq_length, *lost_body(lane.group, self._member))
-        filling = lane.flows.filling
-        reply = await self._settler.ask(
-            PUT_ASIDE, keys, (self._member, lane.epoch, lane.group, lane.flows.number(), *about, *ids)
-        )
+        filling, number = lane.flows.filling, lane.flows.number()
+        reply = await self._settler.ask(PUT_ASIDE, keys, (self._member, lane.epoch, lane.group, number, *about, *ids))
+        lane.flows.note_answer(number)
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return
-        if filling == lane.flows.filling:  # otherwise all was forgotten meanwhile
-            lane.flows.is_aside(ids)
-        if reply[0] != OK:
+        if reply[0] != OK:  # late: it is told again
             return
         lost, trimmed = reply[1:]
-        if filling == lane.flows.filling:
+        if filling == lane.flows.filling:  # otherwise all was forgotten meanwhile
+            lane.flows.is_aside(ids)
             lane.flows.lose([*lost, *trimmed])
         self._settler.report_lost(lane, lost)
         self._settler.report_trimmed(lane, trimmed)
@@ -116,13 +114,15 @@ class ReadAhead:
         pairs = [(each, int(flows.is_first(each))) for each in asked]
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key, lane.cancels_key, lane.cancelled_key)
         budget = self._page_limit.of(int(self._settings.prefetch_bytes) // 4)
-        args = (self._member, lane.epoch, lane.group, flows.number(), budget)
+        number = flows.number()
+        args = (self._member, lane.epoch, lane.group, number, budget)
         about = (self._trims, self._settings.dlq_length, *lost_body(lane.group, self._member))
         with lane.recovery.claiming():
             with self._page_limit.asking():
                 reply = await self._settler.ask(
                     READ_AGAIN, keys, (*args, *about, *[part for pair in pairs for part in pair])
                 )
+            flows.note_answer(number)
             if reply[0] != OK:
                 if reply[0] == STALE_EPOCH:
                     lane.lease.lose()

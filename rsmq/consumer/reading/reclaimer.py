@@ -19,6 +19,7 @@ from rsmq.handler.retry import decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message
 from rsmq.model.reason import lost_body
+from rsmq.model.stream_id import following_id
 from rsmq.model.words import count
 from rsmq.redis.scripts import (
     ADOPT_PENDING,
@@ -115,7 +116,9 @@ class Reclaimer:
         self._queue.load_times(lane, number, dues)
 
     async def _skip_known(self, lane: Lane, cursor: bytes, known: Collection[bytes], room: int) -> tuple[bytes, int]:
-        """Where the first message is that is not known here, and how many follow it. If there is none: the last one."""
+        """Where the first message is that is not known here, and how many follow it. If there is none: behind the last
+        one. What is known must not be claimed: a claim settles what was deleted, and so does a call for it that is on
+        its way."""
         start, most = cursor, min(self._settings.recovery_batch, room)
         while True:
             rows = await self._client.execute_command("XPENDING", lane.stream, lane.group, start, "+", LISTED)
@@ -124,10 +127,10 @@ class Reclaimer:
             if at is not None:
                 run = takewhile(lambda each: each not in known and each not in lane.in_flight, ids[at : at + most])
                 return ids[at], sum(1 for _ in run)
-            cursor = ids[-1] if ids else cursor
+            cursor = following_id(ids[-1]) if ids else cursor
             if len(ids) < LISTED:
                 return cursor, 1
-            start = b"(" + cursor
+            start = cursor
 
     async def adopt(self, lane: Lane, room: int, *, source: str = "", leases: Mapping[str, int]) -> bool:
         """Shared distribution: claim a page of what was not touched for a lease, or of what a dead member left.

@@ -31,6 +31,7 @@ from rsmq.redis.scripts import (
     LOST_BODY,
     NOT_PENDING,
     PARK_MESSAGE,
+    PUT_ASIDE,
     SETTLE_CANCELLED,
     SETTLE_MESSAGES,
     STALE_EPOCH,
@@ -367,6 +368,16 @@ class Settler:
             reply = await HAND_BACK(self._client, keys, (*fenced, *fields, *args))
             self.report_lost(lane, reply[2:])
         self._stats["handed_back"] += len(charged)
+
+    async def end_numbered(self, lane: Lane) -> None:
+        """Numbered calls that have no answer (`put_aside`, `read_again`) do nothing from now on, wherever they are:
+        before what they name is handed back."""
+        if lane.flows.is_asking and lane.lease.is_held():
+            number = lane.flows.number()
+            keys, fenced = (lane.stream, lane.lease_key, lane.dlq_key), (self._member, lane.epoch, self._group)
+            fields = (0, self._dlq_length, *lost_body(self._group, self._member))
+            await PUT_ASIDE(self._client, keys, (*fenced, number, *fields))
+            lane.flows.note_answer(number)
 
     def report_lost(self, lane: Lane, ids: Iterable[bytes]) -> None:
         """Entries that were deleted while they were pending. The script that found them has made them dead letters."""

@@ -68,8 +68,8 @@ class Flows:
     """
 
     __slots__ = (
-        "_asked", "_calls", "_fillings", "_known", "aside", "dry", "far", "gone", "held", "kept_until", "named",
-        "newest", "parked", "raw_entries", "resting", "thin", "untimed", "waiting",
+        "_answered", "_asked", "_calls", "_fillings", "_known", "aside", "dry", "far", "gone", "held", "kept_until",
+        "named", "newest", "parked", "raw_entries", "resting", "thin", "untimed", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -83,6 +83,7 @@ class Flows:
         self.newest = (0, 0)
         self.kept_until = (0, 0)
         self._asked: list[bytes] = []
+        self._answered = 0
         self._calls = 0
         self._fillings = 0
         self._known: tuple[int, frozenset[bytes]] | None = None
@@ -214,6 +215,15 @@ class Flows:
         """Of the next call: one that comes after a later one does nothing."""
         self._calls += 1
         return self._calls
+
+    def note_answer(self, number: int) -> None:
+        """The call with this number has its answer, so those before it are over."""
+        self._answered = max(self._answered, number)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a call has no answer yet, or never got one: it may still come to the server."""
+        return self._calls > self._answered
 
     def is_first(self, entry_id: bytes) -> bool:
         """Whether what waits under an id is a first delivery."""

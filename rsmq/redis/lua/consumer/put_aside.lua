@@ -9,11 +9,13 @@
 --          when its owner dies. A call that comes after a later one, of this script or of read_again, does nothing:
 --          it would hide the start of a message that kills. XCLAIM drops a message whose entry was deleted without a
 --          trace, so that becomes a dead letter in the same step, unless the topic has trimmed it: a hundred thousand
---          of these would push all others out. What is not pending is left to the audit.
+--          of these would push all others out. One that was not pending has its dead letter, by a call without an
+--          answer: how many XCLAIM drops says so, and if that were only some of those without an entry, all of them get
+--          one. What is not pending and has its entry is left to the audit.
 -- USES     bury_lost, count_call, order, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
-redis.call('XPENDING', KEYS[1], ARGV[3])
+local pending = redis.call('XPENDING', KEYS[1], ARGV[3])[1]
 can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'XADD', KEYS[3])
 local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
 local first = order(oldest and oldest[1] or '0-0')
@@ -25,6 +27,8 @@ for from = 19, #ARGV, 500 do
   for _, option in ipairs({ 'RETRYCOUNT', 0, 'JUSTID' }) do page[#page + 1] = option end
   local taken = redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, unpack(page))
   if #taken <= last - from then
+    local before = pending
+    pending = redis.call('XPENDING', KEYS[1], ARGV[3])[1]
     for _, id in ipairs(taken) do claimed[id] = true end
     for i = from, last do
       local id = ARGV[i]
@@ -32,7 +36,7 @@ for from = 19, #ARGV, 500 do
         if ARGV[5] == '1' and (not oldest or order(id) < first) then
           trimmed[#trimmed + 1] = id
         else
-          bury_lost(KEYS[3], ARGV[6], id, unpack(ARGV, 7, 18))
+          if pending < before then bury_lost(KEYS[3], ARGV[6], id, unpack(ARGV, 7, 18)) end
           lost[#lost + 1] = id
         end
         redis.call('XACK', KEYS[1], ARGV[3], id)

@@ -10,8 +10,8 @@
 --          start_message charges them. Both ways to start ask for a cancellation. What is not pending, but was
 --          delivered, lost its consumer: it is made pending again. What was not delivered is above what a failover has
 --          kept, and comes again: the caller gives up the lane. A deleted entry becomes a dead letter, unless the topic
---          has trimmed it: a hundred thousand of these would push all others out. What could fail is read before
---          anything is written.
+--          has trimmed it: a hundred thousand of these would push all others out; if it is not even pending, a call
+--          without an answer has written that. What could fail is read before anything is written.
 -- USES     bury_lost, count_call, dict, order, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -47,7 +47,7 @@ for i = 20, #ARGV, 2 do
   elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then
     settle(id, row, 'TRIMMED')
   elseif not entry then
-    bury_lost(KEYS[4], ARGV[7], id, unpack(ARGV, 8, 19))
+    if row then bury_lost(KEYS[4], ARGV[7], id, unpack(ARGV, 8, 19)) end
     settle(id, row, 'LOST')
   else
     local count = ARGV[i + 1] == '1' and 1 or row and row[4] or 1
