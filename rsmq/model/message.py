@@ -403,6 +403,16 @@ class Message:
         other.routing_key = self.routing_key
         return other
 
+    def _without_body(self) -> Message:
+        """A copy that only holds its place: with id and key, but without payload and headers."""
+        own_id = () if self._id is None else (b"id", self._id)
+        own_key = () if self._key is None else (b"key", self._key)
+        other = Message(self.origin, self.entry_id, [b"data", b"", *own_id, *own_key], self.attempt)
+        other.is_redelivered = self.is_redelivered
+        other.is_suspect = self.is_suspect
+        other.routing_key = self.routing_key
+        return other
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""
         fields = self._fields

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
 import redis.asyncio
 
-from rsmq import Broker, Message, RetryPolicy
+from rsmq import Broker, Message, Retry, RetryPolicy
 from rsmq.control import Cancelled
 from rsmq.model.partition import partition_for
 from tests.contract.witness import Witness, ask, dead, settled
@@ -236,6 +237,9 @@ async def test_handler_without_options_sends_the_commands_that_it_sent_before_re
     async with broker.running(), anyio.create_task_group() as tasks:
         await broker.publish("t", {"n": 0}, key="a")
         await settled(broker, "t")
+        (consumer,) = broker.worker.consumers  # type: ignore[union-attr]
+        recovery = consumer.lanes[0].recovery
+        await until(lambda: recovery.retry_at > 0 and not recovery.claims, "it has looked for retries once")
         tasks.start_soon(listen)
         await listening.wait()
         for n in range(1, 4):
@@ -275,3 +279,33 @@ async def test_memory_is_bounded_by_bytes_too(make_broker: Make, witness: Witnes
         gate.set()
         await witness.sees(list(range(300)))
         await settled(broker, "t")
+
+
+async def test_parked_keys_do_not_stop_a_partition(make_broker: Make, witness: Witness) -> None:
+    """However many: while memory is full only their ids are kept, and their bodies are read again when they are due."""
+    broker = make_broker(prefetch=4, partitions=1, prefetch_bytes=20_000)
+    many, text = 60, 2000 * "x"
+
+    @broker.handler("t", group="g", concurrency=2)
+    async def handle(order: dict[str, Any], message: Message) -> None:
+        if message.attempt == 1 and message.key != "other":
+            raise Retry("later", after=timedelta(hours=1))
+        witness.note((message.key, len(order["text"]), message.headers.get("of")))
+
+    async with broker.running():
+        keys = [f"k{n}" for n in range(many)]
+        sent = [await broker.publish("t", {"text": text}, key=key, headers={"of": key}) for key in keys]
+        await broker.publish("t", {"text": text}, key="other", headers={"of": "other"})
+        await witness.sees([("other", len(text), "other")])
+        (consumer,) = broker.worker.consumers  # type: ignore[union-attr]
+        (lane,) = consumer.lanes.values()
+        await until(lambda: len(lane.flows.parked) == many, "all are parked")
+        assert len(lane.flows.emptied) > many - 10
+        assert consumer.queue.waits([lane])["retry"] == many
+        await broker.cancel(sent[-1], topic="t", key=keys[-1], group="g")
+        await until(lambda: len(lane.flows.parked) == many - 1, "the cancelled one waits no more")
+        for ref in sent[:-1]:
+            await broker.reschedule(ref, delay=timedelta(0), topic="t", group="g")
+        await witness.sees([("other", len(text), "other"), *[(key, len(text), key) for key in keys[:-1]]])
+        await settled(broker, "t")
+    assert (consumer.queue.in_flight, consumer.queue.blocked) == (0, 0)

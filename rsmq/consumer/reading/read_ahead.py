@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from itertools import islice, takewhile
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.flows import PAGE, IdPage
+from rsmq.consumer.waiting.flows import FEWEST, PAGE, IdPage
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError, GroupMissing
 from rsmq.handler.retry import is_suspect
@@ -39,6 +40,7 @@ class ReadAhead:
     """
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler, fetchers: Fetchers) -> None:
+        self._client = context.client
         self._settings = context.settings
         self._page_limit = context.client.page_limit
         self._member = context.member
@@ -73,6 +75,8 @@ class ReadAhead:
         flows = lane.flows
         try:
             while lane.lease.is_held() and not lane.is_quiet:
+                while ids := self._queue.due(lane, FEWEST):
+                    await self._read_bodies(lane, ids)
                 if flows.aside:
                     await self._put_aside(lane)
                 may_read = lane.lease.is_held() and not self._fetchers.is_paused and lane.outgoing.has_room
@@ -88,6 +92,18 @@ class ReadAhead:
         except BrokerError as error:
             log.debug("what waits in %s waits for the server: %s", lane.stream, error)
             raise
+
+    async def _read_bodies(self, lane: Lane, ids: Sequence[bytes]) -> None:
+        """Of parked messages that are due. They are still pending; `start_message` decides whether they start."""
+        filling = lane.flows.filling
+        with self._page_limit.asking():
+            replies = await self._client.pipelined([("XRANGE", lane.stream, each, each) for each in ids])
+        for entry_id, reply in zip(ids, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise reply
+            if filling == lane.flows.filling:  # otherwise all was forgotten meanwhile
+                self._queue.fill_body(lane, entry_id, reply[0][1] if reply else None)
+        self._runner.wake_soon()
 
     async def _put_aside(self, lane: Lane) -> None:
         ids = list(islice(lane.flows.aside, PAGE))

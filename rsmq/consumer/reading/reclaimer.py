@@ -344,9 +344,10 @@ class Reclaimer:
             if wait_ms > 0 and self._queue.is_ordered:
                 self._queue.offer(lane, batch, is_ahead=is_ahead)
                 batch = []
-                if self._queue.wait_for_retry(message, lane, is_ahead=is_ahead):
-                    message.attempt -= 1  # `resume_later` counts it when it is due
-                    self._runner.resume_later(message, lane, wait_ms / 1000)
+                parked = self._queue.wait_for_retry(message, lane, is_ahead=is_ahead)
+                if parked is not None:
+                    parked.attempt -= 1  # `resume_later` counts it when it is due
+                    self._runner.resume_later(parked, lane, wait_ms / 1000)
             else:
                 batch.append(message)
         self._queue.offer(lane, batch, is_ahead=is_ahead)

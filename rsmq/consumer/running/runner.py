@@ -441,8 +441,8 @@ class Runner(Pool):
         has_key = self.queue.is_ordered and message.routing_key is not None
         is_parked = await self._settler.park(message, lane, decision, describe(error), keep_pending=has_key)
         if is_parked and has_key:
-            self.queue.park(message, lane)
-            self.resume_later(message, lane, seconds, int(decision.is_counted))
+            parked = self.queue.park(message, lane)
+            self.resume_later(parked, lane, seconds, int(decision.is_counted))
         else:
             lane.recovery.look_for_retries(seconds)
             self.retries.set()

@@ -55,9 +55,10 @@ class Flows:
     """The keys of one lane that are taken. `Queue` decides what may start; this is its memory for one partition.
 
     `waiting` has an entry for each key that is taken, with the messages behind it; a key in `parked` waits for its
-    retry, one in `held` for its rate (a message without a key by its id). `raw_entries` counts the lane's `RawEntries`
-    in the queue; there are some only while no key is taken. `untimed` are parked messages whose timers wait for the
-    server.
+    retry, one in `held` for its rate (a message without a key by its id). Parked messages in `emptied` have left their
+    bodies, because memory is full; those in `bodies_wanted` are due, with what starts once the body is there.
+    `raw_entries` counts the lane's `RawEntries` in the queue; there are some only while no key is taken. `untimed` are
+    parked messages whose timers wait for the server.
 
     Read ahead: `far` counts the ids without a message, and `newest` is the newest id that ever was one of them. Those
     in `aside` are first deliveries of which the server does not know yet that they have not started; those in `gone`
@@ -68,8 +69,9 @@ class Flows:
     """
 
     __slots__ = (
-        "_answered", "_asked", "_calls", "_fillings", "_known", "aside", "dry", "far", "gone", "held", "kept_until",
-        "named", "newest", "parked", "raw_entries", "resting", "thin", "untimed", "waiting",
+        "_answered", "_asked", "_calls", "_fillings", "_known", "aside", "bodies_wanted", "dry", "emptied", "far",
+        "gone", "held", "kept_until", "named", "newest", "parked", "raw_entries", "resting", "thin", "untimed",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -90,6 +92,8 @@ class Flows:
         self.waiting: dict[bytes, KeyFlow] = {}
         self.parked: dict[bytes, Message] = {}
         self.held: dict[bytes | str, Message] = {}
+        self.emptied: set[bytes] = set()
+        self.bodies_wanted: dict[bytes, tuple[Message, Message]] = {}
         self.untimed: set[bytes] = set()
         self.raw_entries = 0
 
@@ -204,7 +208,12 @@ class Flows:
     @property
     def is_wanting(self) -> bool:
         """Whether there is something to put aside, or to read again."""
-        return bool(self.aside or self.thin)
+        return bool(self.aside or self.thin or self.bodies_wanted)
+
+    @property
+    def without_body(self) -> int:
+        """How many messages are kept without their bodies: these have a bound, `RSMQ_READ_AHEAD`."""
+        return self.far + len(self.emptied)
 
     @property
     def filling(self) -> int:
@@ -320,7 +329,8 @@ class Flows:
     def blocked(self) -> int:
         """How many messages in memory wait for a retry or a rate, with those behind their keys."""
         names = [*self.parked, *self.held]
-        return len(names) + sum(self.behind(name) for name in names if isinstance(name, bytes))
+        behind = sum(self.behind(name) for name in names if isinstance(name, bytes))
+        return len(names) - len(self.emptied) + behind
 
     def far_behind(self, keys: Iterable[bytes | str]) -> int:
         """How many wait as ids behind some keys. May be called from any thread."""
@@ -357,6 +367,24 @@ class Flows:
         flow = self.waiting[key]
         self._look_at(key, flow)
         return 1 + len(flow)
+
+    def empty(self, key: bytes, message: Message) -> Message:
+        """A parked message leaves its body. Returns what is parked in its place."""
+        emptied = self.parked[key] = message._without_body()
+        self.emptied.add(message.entry_id)
+        return emptied
+
+    def wants_body(self, message: Message, following: Message) -> bool:
+        """Whether the body of a parked message that is due is to be read before `following` starts."""
+        if message.entry_id not in self.emptied or self.parked.get(message.routing_key or b"") is not message:
+            return False
+        self.bodies_wanted[message.entry_id] = message, following
+        return True
+
+    def fill_body(self, entry_id: bytes) -> tuple[Message, Message] | None:
+        """The body of a message is read, or not needed any more. Returns what was parked, and what starts now."""
+        self.emptied.discard(entry_id)
+        return self.bodies_wanted.pop(entry_id, None)
 
     def hold(self, name: bytes | str, message: Message) -> None:
         """A message waits for its rate."""
@@ -416,6 +444,7 @@ class Flows:
         for key, message in self.parked.items():
             if message.entry_id in self.untimed:
                 stopped.append(message.again())
+                self.bodies_wanted.pop(message.entry_id, None)
                 self.parked[key] = stopped[-1]
         self.untimed = {message.entry_id for message in stopped}
         return stopped
@@ -456,6 +485,8 @@ class Flows:
         self._fillings += 1
         self._known = None
         self.parked.clear()
+        self.emptied.clear()
+        self.bodies_wanted.clear()
         self.held.clear()
 
     def __repr__(self) -> str:

@@ -216,7 +216,7 @@ class Lane:
         """How many of its messages are in memory and count against the prefetch bound of its band: all but those that
         wait for a retry or a rate, with what is behind them."""
         settled = len(self.done) + sum(map(len, self.settling))
-        return len(self.in_flight) - settled - self.flows.blocked
+        return len(self.in_flight) - settled - self.flows.blocked - len(self.flows.emptied)
 
     def forget(self, ids: Collection[bytes]) -> None:
         """These are settled, or another member's."""

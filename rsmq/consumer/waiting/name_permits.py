@@ -156,8 +156,9 @@ class CountedQueue(Queue):
         for on_left in self._on_left:
             on_left(message)
 
-    def park(self, message: Message, lane: Lane) -> None:
+    def park(self, message: Message, lane: Lane) -> Message:
         """A message has left the handler until its retry."""
-        super().park(message, lane)
+        parked = super().park(message, lane)
         for on_left in self._on_left:
             on_left(message)
+        return parked

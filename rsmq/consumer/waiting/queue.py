@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import inf
 from typing import Any, Final, cast
 
 from rsmq.consumer.waiting.flow_names import FlowNames
-from rsmq.consumer.waiting.flows import FEW, NONE, SHARE, Flows, IdPage, KeyFlow
+from rsmq.consumer.waiting.flows import FEW, FEWEST, NONE, SHARE, Flows, IdPage, KeyFlow
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
 from rsmq.consumer.waiting.named_flows import FlowName
@@ -244,10 +245,11 @@ class Queue:
 
     def has_room(self, lane: Lane, lanes: Collection[Lane]) -> bool:
         """Whether a lane may read more: it is below its bound, and all of them below theirs, or it below its share."""
-        most, far = self._read_ahead, lane.flows.far
-        if not far:
+        most, own = self._read_ahead, lane.flows.without_body
+        if not own:
             return True
-        return far < most and (self.far(lanes) < 10 * most or far < 10 * most // max(1, len(lanes)))
+        is_below = sum(each.flows.without_body for each in lanes) < 10 * most
+        return own < most and (is_below or own < 10 * most // max(1, len(lanes)))
 
     def _is_far(self, flows: Flows, key: bytes, flow: KeyFlow) -> bool:
         """Whether one more message behind a key is kept only as an id."""
@@ -367,8 +369,9 @@ class Queue:
         flows.look_again(key)
         return True
 
-    def wait_for_retry(self, message: Message, lane: Lane, *, is_ahead: bool = False) -> bool:
-        """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
+    def wait_for_retry(self, message: Message, lane: Lane, *, is_ahead: bool = False) -> Message | None:
+        """Take over a pending message whose retry is not due yet. Returns what is parked; None: its key has earlier
+        messages."""
         if lane.flows.raw_entries:
             self.unpack(lane)
         if self._is_serial:
@@ -376,10 +379,9 @@ class Queue:
         key = message.routing_key
         if key is None or key in lane.flows.waiting or (lane.flows.named and lane.flows.named.flow_of(key)):
             self.offer(lane, (message,), is_ahead=is_ahead)
-            return False
+            return None
         self.in_flight += 1
-        self.park(message, lane)
-        return True
+        return self.park(message, lane)
 
     # -- to the runner --------------------------------------------------------------------------------------------
 
@@ -446,7 +448,7 @@ class Queue:
         far = sum(each.far - each.named.count for each in flows) - for_retry - for_rate - for_time
         return {
             "key": max(0, self.behind) + max(0, far),
-            "retry": max(0, self.blocked - self.held) + for_retry,
+            "retry": max(0, self.blocked - self.held) + for_retry + sum(len(each.emptied) for each in flows),
             "rate": self.limited + for_rate + sum(count for name, count in self.far_in(flows) if self._waits_for(name)),
             "time": for_time,
         }
@@ -821,17 +823,25 @@ class Queue:
             lane.flows.put_first(key, later)
             self.behind += len(later)
 
-    def park(self, message: Message, lane: Lane) -> None:
-        """Keep a failed message and its key out of the way until `resume`."""
+    def park(self, message: Message, lane: Lane) -> Message:
+        """Keep a failed message and its key out of the way until `resume`. Returns what is parked: while memory is full
+        of what waits, a message without its body."""
         key = message.routing_key
         assert key is not None, "a message without a key blocks nothing"
         self._next_suspect(message)
         waiting = lane.flows.park(key, message)
         self.behind -= waiting - 1
         self._block(waiting)
+        if not self._read_ahead or self.blocked <= self._memory:
+            return message
+        self.blocked -= 1
+        return lane.flows.empty(key, message)
 
     def resume(self, message: Message, lane: Lane, following: Message) -> None:
-        """A parked message is due, for its `following` attempt."""
+        """A parked message is due, for its `following` attempt; its body may have to be read first."""
+        if lane.flows.wants_body(message, following):
+            self._on_thin()
+            return
         waited = lane.flows.unpark(message.routing_key, message)
         if waited:  # otherwise the lane was dropped meanwhile
             self.behind += waited - 1
@@ -839,6 +849,30 @@ class Queue:
             self._admit(following)
             if lane.flows.thin:
                 self._on_thin()
+
+    def due(self, lane: Lane, most: int) -> list[bytes]:
+        """Up to so many parked messages that are due and whose bodies are to be read now."""
+        room = 0 if self.in_flight >= 2 * self._memory else max(FEWEST, self._memory - self.in_flight)
+        return list(islice(lane.flows.bodies_wanted, min(most, room)))
+
+    def fill_body(self, lane: Lane, entry_id: bytes, fields: list[bytes] | None) -> None:
+        """The body of a parked message that is due was read. None: it was deleted, which its start finds out."""
+        pair = self._end_emptied(lane, entry_id)
+        if pair is None:
+            return
+        message, following = pair
+        if fields is not None:
+            full = Message(lane, entry_id, fields, following.attempt)
+            full.is_redelivered, full.is_suspect = following.is_redelivered, following.is_suspect
+            full.routing_key = following.routing_key
+            following = full
+        self.resume(message, lane, following)
+
+    def _end_emptied(self, lane: Lane, entry_id: bytes) -> tuple[Message, Message] | None:
+        """A parked message counts as one in memory again."""
+        if entry_id in lane.flows.emptied:
+            self.blocked += 1
+        return lane.flows.fill_body(entry_id)
 
     def withdraw(self, lane: Lane) -> list[Message]:
         """Remove and return the lane's messages that have not started, and forget its parked ones.
@@ -863,7 +897,7 @@ class Queue:
         for key, behind in flows.waiting.items():
             self._forget_behind(lane, key, len(behind))
             withdrawn.extend(behind)
-        self.blocked -= len(flows.parked) + len(flows.held)
+        self.blocked -= len(flows.parked) - len(flows.emptied) + len(flows.held)
         self.held -= len(flows.held)
         lane.forget([message.entry_id for message in flows.parked.values()])
         flows.clear(heads)
@@ -888,6 +922,7 @@ class Queue:
                 gone.add(message.entry_id)
                 self.finish(message, lane)
         for message in [each for each in flows.parked.values() if each.entry_id in ids]:
+            self._end_emptied(lane, message.entry_id)
             waited = flows.unpark(message.routing_key, message)
             self.behind += waited - 1
             self._block(-waited)
