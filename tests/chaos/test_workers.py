@@ -18,7 +18,7 @@ async def test_killed_worker_is_replaced(run_scenario: RunScenario, distribution
 
 async def test_worker_killed_with_a_backlog_of_ids_is_replaced_in_order(run_scenario: RunScenario) -> None:
     """Thousands of messages of five keys wait as ids: none lost, none reordered, few repeated."""
-    await run_scenario("killed with ids waiting")
+    await run_scenario("ids waiting", how="kill")
 
 
 async def test_worker_killed_while_messages_wait_for_a_time_is_replaced(run_scenario: RunScenario) -> None:

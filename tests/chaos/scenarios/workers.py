@@ -334,21 +334,37 @@ async def killed_with_messages_that_wait_for_a_time(testbed: Testbed) -> Verdict
     return await run.verdict()
 
 
-@scenario("A38", injection="SIGKILL of the busiest of two workers with room for 40 messages in memory, while 1500 of "
-          "five keys wait as ids (100 000 in the long form)",
-          bound="the other one takes over in order; nothing that waited as an id counts as started",
-          is_cheap=True)  # fmt: skip
-async def killed_with_ids_waiting(testbed: Testbed) -> Verdict:
-    """What waits behind its key has provably not started when its owner dies."""
-    run = await testbed.start(await testbed.shared_server(), workers=2, lease=30, prefetch=40, concurrency=8)
+@scenario("A38", injection="with room for 40 messages in memory, while 1500 of five keys wait as ids (100 000 in the "
+          "long form): SIGKILL of the busiest of two workers, or SIGTERM, or SIGSTOP for two leases, or RST of every "
+          "connection, ten times",
+          bound="all is handled in order; nothing that waited as an id counts as started",
+          variants=({"how": "kill"}, {"how": "stop"}, {"how": "pause"}, {"how": "reset"}), is_cheap=True)  # fmt: skip
+async def ids_waiting(testbed: Testbed, how: str) -> Verdict:
+    """What waits behind its key has provably not started when its owner ends."""
+    server = await testbed.server(tcp=True, aof=False) if how == "reset" else await testbed.shared_server()
+    proxy = await testbed.proxy(server) if how == "reset" else None
+    lease = 2 if how == "pause" else 30
+    url = {} if proxy is None else {"url": proxy.url}
+    run = await testbed.start(server, workers=2, lease=lease, prefetch=40, concurrency=8, **url)
     await run.burst(100_000 if run.seconds else 1500, keys=5, seconds=0.0002)
     await run.handles(100)
-    victim = run.busiest()
-    victim.kill()
-    killed = time.monotonic()
-    run.excuse("killed", victim)
-    run.history.most_repeats = run.job.prefetch
-    await run.handles(300)
+    victim, struck = run.busiest(), time.monotonic()
+    if how == "kill":
+        victim.kill()
+        run.excuse("killed", victim)
+    elif how == "stop":
+        victim.terminate()
+        assert await victim.ended() == 0, run.processes.log()
+    elif how == "pause":
+        run.excuse("paused", victim)
+        await paused(victim, 2 * lease)
+    elif proxy is not None:
+        run.excuse("cut off")
+        for _ in range(10):
+            await run.handles(20)
+            proxy.reset()
+    if how in ("kill", "pause"):
+        run.history.most_repeats = run.job.prefetch
     verdict = await run.verdict(seconds=300 if run.seconds else 40)
-    assert run.recovery(victim.pid, killed) < 20
+    assert how != "kill" or run.recovery(victim.pid, struck) < 20
     return verdict
