@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -180,6 +181,35 @@ def rss() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+async def memory_while_waiting(scene: Scene, waiting: int) -> str:
+    """MB of the member and of the server above their bases, once the member has read all that it reads."""
+    async with scene.broker:
+        published = await server_memory(scene)
+    async with scene.broker.running():
+        await asyncio.sleep(0.2)
+        base, seen, since = rss(), -1, time.monotonic()
+        while scene.far < 0.98 * waiting and time.monotonic() - since < LONGEST:
+            if scene.far > seen:
+                seen, since = scene.far, time.monotonic()
+            await asyncio.sleep(0.5)
+        while any(lane.flows.aside for each in scene.broker.worker.consumers for lane in each.lanes.values()):  # type: ignore[union-attr]
+            await asyncio.sleep(0.5)
+        server = await server_memory(scene) - published
+        return f"{rss() - base:.0f} MB, server {server:.0f} MB, with {scene.far:,}"
+
+
+async def server_memory(scene: Scene) -> float:
+    """What the server has in use, in MB."""
+    info = await scene.broker.client.execute_command("INFO", "memory")
+    used = info["used_memory"] if isinstance(info, dict) else re.search(r"used_memory:(\d+)", decoded(info))[1]  # type: ignore[index]
+    return int(used) / 1e6
+
+
+def decoded(text: str | bytes) -> str:
+    """A reply as text."""
+    return text if isinstance(text, str) else text.decode()
+
+
 async def memory(server: ThrowawayServer, prefix: str, read_ahead: int, waiting: int) -> str:
     """MB that a member with so many waiting in eight partitions has above its base."""
     scene = Scene(server, prefix, read_ahead)
@@ -189,11 +219,7 @@ async def memory(server: ThrowawayServer, prefix: str, read_ahead: int, waiting:
     async with scene.broker:
         for _ in range(8 * waiting // 5000 // 8):
             await scene.publish([homes[n % PARTITIONS] for n in range(5000)])
-    async with scene.broker.running():
-        await asyncio.sleep(0.2)
-        base = rss()
-        await scene.until(lambda: scene.far > 0.95 * waiting, 60)
-        return f"{rss() - base:.0f} MB with {scene.far:,}"
+    return await memory_while_waiting(scene, waiting)
 
 
 class Campaign:
@@ -268,11 +294,7 @@ async def memory_of_keys(server: ThrowawayServer, prefix: str, read_ahead: int, 
     async with scene.broker:
         for at in range(0, waiting, 5000):
             await scene.publish([f"hot{n}" for n in range(at, at + 5000)])
-    async with scene.broker.running():
-        await asyncio.sleep(0.2)
-        base = rss()
-        await scene.until(lambda: scene.far > 0.95 * waiting - 8000, 60)
-        return f"{rss() - base:.0f} MB with {scene.far:,}"
+    return await memory_while_waiting(scene, waiting)
 
 
 Measure = Callable[[ThrowawayServer, str, int, int], Awaitable[str]]
