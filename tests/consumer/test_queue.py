@@ -88,7 +88,7 @@ class History:
         self.cancelled = set[bytes]()
         self.page: IdPage | None = None
         self.running: list[Message] = []
-        self.parked: list[Message] = []
+        self.parked: list[tuple[Message, Message]] = []
         self.held: list[Message] = []
         self.offered: dict[bytes, list[Message]] = defaultdict(list)
         self.number = 0
@@ -112,7 +112,7 @@ class History:
     def cancel(self, choice: int) -> None:
         """Messages are cancelled: those in memory at once, the others when they are read again."""
         ids = [each for row in self.offered.values() for each in row[choice : choice + 1]]
-        started = {*self.running, *self.parked, *self.held}
+        started = {*self.running, *[message for _, message in self.parked], *self.held}
         wanted = {message.entry_id for message in ids if message not in started}
         for entry_id in self.queue.cancel(self.lane, wanted):
             self.lane.in_flight.discard(entry_id)
@@ -166,14 +166,15 @@ class History:
         if keyed:
             message = keyed[choice % len(keyed)]
             self.running.remove(message)
-            self.parked.append(message)
-            self.queue.park(message, self.lane)
+            self.parked.append((self.queue.park(message, self.lane), message))
 
     def resume(self, choice: int) -> None:
-        """A retry is due."""
+        """A retry is due. If its message has left its body, that is read first."""
         if self.parked:
-            message = self.parked.pop(choice % len(self.parked))
-            self.queue.resume(message, self.lane, message)
+            parked, message = self.parked.pop(choice % len(self.parked))
+            self.queue.resume(parked, self.lane, message)
+            for entry_id in self.queue.due(self.lane, 1):
+                self.queue.fill_body(self.lane, entry_id, None)
 
     def hold(self, _: int) -> None:
         """The key of the next one has used up its rate."""
@@ -193,7 +194,7 @@ class History:
         assert far >= set(self.lane.flows.unsure())
         for message in [*self.queue.withdraw(self.lane), *map(self.stored.__getitem__, far)]:
             self._gone(message)
-        for message in self.parked:
+        for _, message in self.parked:
             self._gone(message)
         self.parked.clear()
         for message in self.held:
@@ -213,7 +214,7 @@ class History:
         held = sum(count for key, count in behind.items() if key in self.lane.flows.held) + len(self.lane.flows.held)
         waiting = sum(behind.values()) - (blocked - len(self.lane.flows.parked)) - (held - len(self.lane.flows.held))
         assert self.queue.held == self.queue.limited == held
-        assert self.queue.blocked == blocked + held
+        assert self.queue.blocked == blocked + held - len(self.lane.flows.emptied)
         suspects = len(self.queue._suspects)
         assert self.queue.behind == waiting
         assert self.lane.flows.far == len(list(self.lane.flows.far_ids()))
@@ -272,7 +273,7 @@ class NamedHistory(History):
         assert not set(far) & self.lane.in_flight
         behind = {key: len(messages) for key, messages in flows.waiting.items()}
         apart = sum(count for key, count in behind.items() if key in flows.parked or key in flows.held)
-        assert self.queue.blocked == apart + len(flows.parked) + len(flows.held)
+        assert self.queue.blocked == apart + len(flows.parked) + len(flows.held) - len(flows.emptied)
         assert self.queue.behind == sum(behind.values()) - apart
         every = [*self.queue.ready] if not self.by_tenant else list(iter(self.queue.ready))
         suspects = len(self.queue._suspects)
