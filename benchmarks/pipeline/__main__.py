@@ -22,9 +22,10 @@ from rsmq.pipeline.spark.session import open_session
 PLAIN: Final = "read: pyarrow without Spark → Parquet"
 COUNTED: Final = "count: redis-py in a loop"
 SUMMED: Final = "sum: redis-py in a loop, json"
+EMPTY: Final = "nothing: of a topic without messages"
 PIPED: Final = "write: redis-py pipeline"
 
-BASES: Final = (COUNTED, SUMMED, PLAIN, PIPED)
+BASES: Final = (EMPTY, COUNTED, SUMMED, PLAIN, PIPED)
 
 Measurement = tuple[str, Callable[[int], object], str, int]
 """Title, what to do with a number of messages, the title to compare with, the goal."""
@@ -34,6 +35,8 @@ def measurements(work: Work, count: int) -> list[Measurement]:
     """All measurements in order. Reads come first, because writes empty the server."""
     topic = {count // WARM: "warm", count: "full"}
     return [
+        (EMPTY, lambda _: work.nothing("none"), "", 0),
+        ("nothing: of all, by a filter that is pushed down", lambda n: work.nothing(topic[n]), EMPTY, 0),
         (COUNTED, lambda n: work.count_by_hand(topic[n], n), "", 0),
         ("count: Spark", lambda n: work.count(topic[n], n), COUNTED, 0),
         (SUMMED, lambda n: work.sum_by_hand(topic[n], n), "", 0),
@@ -65,6 +68,7 @@ def run(url: str, folder: Path, count: int, only: str) -> list[Figure]:
         progress.update(bar, total=len(chosen), description="filling")
         work.fill("warm", count // WARM)
         work.fill("full", count)
+        work.make("none")
         figures = []
         for title, act, base, goal in chosen:
             progress.update(bar, description=title)

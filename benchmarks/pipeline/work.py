@@ -92,6 +92,11 @@ class Work:
         """A topic into Parquet files."""
         self.read(kind, topic).write.mode("overwrite").parquet(str(self.folder / "spark"))
 
+    def nothing(self, topic: str) -> None:
+        """Five queries that no row matches: no stored message is as young as that."""
+        for _ in range(5):
+            expect(self.read("rsmq", topic).where("timestamp > timestamp '2100-01-01'").count(), 0)
+
     def count_by_hand(self, topic: str, count: int) -> None:
         """XRANGE with redis-py, in a loop."""
         expect(sum(1 for _ in self.entries(topic)), count)
