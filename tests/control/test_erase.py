@@ -1,4 +1,4 @@
-"""`broker.erase`: what the server holds of a key is gone, whatever state it is in, and nothing else is."""
+"""`broker.erase`: what the server holds of a key is gone, in each state, and nothing else is."""
 
 from __future__ import annotations
 

@@ -824,7 +824,7 @@ BAND_EDITS: Final = (
         'if block.state == "open"', "if True",
     ),
     Edit(
-        "a layout is changed whatever is stored", TWO_OPERATORS, layouts, "CHANGE_LAYOUT",
+        "a layout is changed without a look at what is stored", TWO_OPERATORS, layouts, "CHANGE_LAYOUT",
         "if (found[2] or '') ~= ARGV[1] then", "if false then",
     ),
     Edit(

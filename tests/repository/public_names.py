@@ -34,6 +34,7 @@ PRINTED: Final = {
     "client": ("rsmq.persistence.mqtt_clients:MqttClient",),
     "device": ("rsmq.persistence:Device",),
     "doctor": ("rsmq.inspector.state:ServerState",),
+    "erase": ("rsmq.control.erase:Erased",),
     "group": ("rsmq.inspector.state:GroupState",),
     "member": ("rsmq.inspector.state:MemberState",),
     "message": ("rsmq.control.status:MessageStatus", "rsmq.control.search:Hit"),

@@ -3,7 +3,7 @@
 -- KEYS     1 stream  2 waits zset  3 cancels hash  4 cancelled zset
 -- ARGV     1 group  2 stream id  3 due:ms since 1970, or '+ms' from the server's now
 -- RETURNS  {'OK', due_ms}, or {'NO_WAIT'}: it does not wait for a time, or starts now
--- WHY      Its owner asks for what is due before it starts anything, so whatever is there until then can be moved. The
+-- WHY      Its owner asks for what is due before it starts anything, so what is there until then can be moved. The
 --          fraction says that this time was given by hand: the handler's rule is not asked again.
 -- USES     can_write
 local score = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or 0)
