@@ -36,6 +36,7 @@ EXAMPLE = {
     "shard": "<shard>",
     "bucket": "<bucket>",
     "gateway": "<gateway>",
+    "token": "<token>",
 }
 
 
@@ -83,12 +84,12 @@ def test_reserved_group_names() -> None:
 
 @given(st.from_regex(r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"), st.integers(0, 1023))
 def test_a_partition_is_one_slot(topic: str, partition: int) -> None:
-    """Stream, delayed, dedup, unique, marks, removed, archived, jobs, every, relayed, lease, retry, errors,
-    cancels, cancelled, dlq and out share a tag."""
+    """Stream, delayed, dedup, unique, marks, removed, archived, jobs, every, relayed, lease, retry, waits,
+    errors, cancels, cancelled, dlq, handed_on and out share a tag."""
     values = {**EXAMPLE, "topic": topic, "partition": partition}
     of_partition = [m for m in methods() if "partition" in inspect.signature(getattr(Keys, m)).parameters]
     assert {tag(spell(Keys(), method, **values)) for method in of_partition} == {f"{topic}.{partition}"}
-    assert len(of_partition) == 17
+    assert len(of_partition) == 19
 
 
 def test_no_two_keys_collide() -> None:
@@ -101,7 +102,7 @@ def test_no_two_keys_collide() -> None:
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
                   "name": "string", "work": "work", "number": partition, "device": f"{topic}.{partition}",
                   "seq": partition, "shard": partition, "bucket": partition, "gateway": member,
-                  "task": message_id, "request": message_id}  # fmt: skip
+                  "task": message_id, "request": message_id, "token": message_id}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")
             thing = (method, *used)
@@ -165,6 +166,7 @@ def test_the_page_names_no_key_of_its_own() -> None:
         Keys().schedules,
         Keys().outboxes,
         Keys().gateways,
+        Keys().bans,
         Keys().broadcast,
         Keys().history,
         Keys().audit,

@@ -49,8 +49,10 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 """The fields of each hash."""
 HASHES: Final = frozenset(FIELDS)
 SETS: Final = frozenset({"topics", "members"})
-ZSETS: Final = frozenset({"schedules", "delayed", "marks", "retry", "cancelled", "inbox", "expiry", "gateways"})
-STREAMS: Final = frozenset({"stream", "out", "dlq", "history", "audit"})
+ZSETS: Final = frozenset(
+    {"schedules", "delayed", "marks", "retry", "waits", "cancelled", "inbox", "expiry", "gateways"}
+)
+STREAMS: Final = frozenset({"stream", "out", "dlq", "handed_on", "history", "audit"})
 STRINGS: Final = frozenset(
     {"deployment", "dedup", "rate", "permits", "alive", "vitals", "letter", "task", "reply", "gateway_about"}
 )
@@ -83,7 +85,7 @@ def of(keys: Keys, kind: str) -> str:
         return found
     if kind in ("inbox", "session", "expiry", "received", "will"):
         return str(found("phone"))
-    if kind in ("lease", "retry", "out", "errors", "cancels", "cancelled", "dlq"):
+    if kind in ("lease", "retry", "waits", "out", "errors", "cancels", "cancelled", "dlq", "handed_on"):
         return str(found(*AT))
     return str(found(*arguments.get(kind, AT[:2])))
 

@@ -89,6 +89,9 @@ def names_of_keys(text: str) -> set[str]:
     """The variables of a script that hold declared keys: from KEYS, from a table of these, or passed to a function."""
     own = {"KEYS"} | set(re.findall(r"(\w+)\[[^\n]*?\] = KEYS\[", text))
     own |= set(re.findall(r"local (\w+) = [^\n]* and KEYS\[\w+\]$", text, re.MULTILINE))
+    own |= set(re.findall(r"(\w+)\[\w+\] = \{ KEYS\[[^\]]+\](?:, KEYS\[[^\]]+\])* \}", text))
+    for names, table in re.findall(r"local ([\w, ]+) = unpack\((\w+)\[", text):
+        own |= set(names.split(", ")) if table in own else set()
     for names, values in re.findall(r"local ([\w, ]+) = ([^\n]*)", text):
         for name, value in zip(names.split(", "), values.split(", "), strict=False):
             if value.partition("[")[0] in own:

@@ -14,11 +14,11 @@ from rsmq.errors import ConfigError, Malformed, Oversized
 from rsmq.model.message import (
     LARGEST_HEADERS,
     LARGEST_PAYLOAD,
-    LONGEST_SHOWN,
     MessageOrigin,
     read_headers,
     write_headers,
 )
+from rsmq.model.words import LONGEST_SHOWN
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES
 from tests.contract.witness import Witness, dies, settled
 
