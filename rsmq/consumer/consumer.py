@@ -52,7 +52,7 @@ from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.scripts import Ask
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, newer_topic
 
 log = logging.getLogger("rsmq.consumer")
 
@@ -275,7 +275,7 @@ class Consumer:
         `found`: the topic, if it was just read. A layout that the server has lost is written again.
         """
         context, group = self._context, self.handler.group
-        changed = await Topics(context.client, context.keys, self._settings)._follow(self.topic, group, found)
+        changed = await newer_topic(Topics(context.client, context.keys, self._settings), self.topic, group, found)
         if changed is None:
             return
         context.follow(changed)

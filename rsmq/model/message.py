@@ -403,16 +403,6 @@ class Message:
         other.routing_key = self.routing_key
         return other
 
-    def _without_body(self) -> Message:
-        """A copy that only holds its place: with id and key, but without payload and headers."""
-        own_id = () if self._id is None else (b"id", self._id)
-        own_key = () if self._key is None else (b"key", self._key)
-        other = Message(self.origin, self.entry_id, [b"data", b"", *own_id, *own_key], self.attempt)
-        other.is_redelivered = self.is_redelivered
-        other.is_suspect = self.is_suspect
-        other.routing_key = self.routing_key
-        return other
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""
         fields = self._fields
@@ -518,3 +508,14 @@ def entry_fields(
         fields += ("h", write_headers(headers))
     fields += extra
     return fields
+
+
+def without_body(message: Message) -> Message:
+    """A copy that only holds its place: with id and key, but without payload and headers."""
+    own_id = () if message._id is None else (b"id", message._id)
+    own_key = () if message._key is None else (b"key", message._key)
+    other = Message(message.origin, message.entry_id, [b"data", b"", *own_id, *own_key], message.attempt)
+    other.is_redelivered = message.is_redelivered
+    other.is_suspect = message.is_suspect
+    other.routing_key = message.routing_key
+    return other

@@ -360,29 +360,6 @@ class Topics:
         await self.find(name)
         return []
 
-    async def _follow(self, known: Topic, group: str, found: Topic | None = None) -> Topic | None:
-        """The topic as it is now, if that differs from what a member knows; then its group is in each partition. None:
-        there is nothing to take over. `found`: the topic, if it was just read.
-
-        A layout that the server has lost is written again.
-        """
-        if found is None or found.layout.version < known.layout.version:
-            found = await self._restore(known)
-        if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
-            return None
-        await ensure_groups(self._client, self._keys, found, group, "0")
-        return found
-
-    async def _complete_groups(self, topic: Topic) -> None:
-        """Make each group in all partitions of a topic with bands. A worker of a version that knows no bands makes its
-        own only in the others, and what is published to a band must wait for it, too."""
-        first, *others = topic.layout.blocks
-        if others:
-            numbers = first.numbers[0], others[-1].numbers[-1]
-            known, made = [await group_names(self._client, self._keys, topic.name, number) for number in numbers]
-            if not set(known) <= set(made):
-                await prepare_groups(self._client, self._keys, topic)
-
     async def _restore(self, known: Topic) -> Topic | None:
         """The topic as it is, with the layout that a member knows if the server has an older one, or no topic: it has
         lost writes, or the topic was made again. None: it is not there, and had no bands."""
@@ -494,3 +471,28 @@ def write_limits(limits: Mapping[str, Any]) -> dict[str, Value]:
                 f"retention_age as a duration from 0"
             )
     return fields
+
+
+async def newer_topic(topics: Topics, known: Topic, group: str, found: Topic | None = None) -> Topic | None:
+    """The topic as it is now, if that differs from what a member knows; then its group is in each partition. None:
+    there is nothing to take over. `found`: the topic, if it was just read.
+
+    A layout that the server has lost is written again.
+    """
+    if found is None or found.layout.version < known.layout.version:
+        found = await topics._restore(known)
+    if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
+        return None
+    await ensure_groups(topics._client, topics._keys, found, group, "0")
+    return found
+
+
+async def complete_groups(client: Client, keys: Keys, topic: Topic) -> None:
+    """Make each group in all partitions of a topic with bands. A worker of a version that knows no bands makes its own
+    only in the others, and what is published to a band must wait for it, too."""
+    first, *others = topic.layout.blocks
+    if others:
+        numbers = first.numbers[0], others[-1].numbers[-1]
+        made_first, made_last = [await group_names(client, keys, topic.name, number) for number in numbers]
+        if not set(made_first) <= set(made_last):
+            await prepare_groups(client, keys, topic)

@@ -18,7 +18,7 @@ from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER, Script
 from rsmq.redis.streams import MOST_PARKED, consumers_of, trim
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, complete_groups
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Retention:
         for consumer in self._consumers:
             topic = found.get(consumer.topic.name)
             if topic is not None and topic.layout.has_bands and 0 in consumer.lanes:
-                await self._attempt(f"{topic.name} groups", self._topics._complete_groups(topic))
+                await self._attempt(f"{topic.name} groups", complete_groups(self._client, self._keys, topic))
         for name, partition in sorted({(c.topic.name, number) for c in self._consumers for number in [*c.lanes]}):
             known = found.get(name)  # read again in each round: a setting such as `archive` may have changed
             if known is not None:

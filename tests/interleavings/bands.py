@@ -30,7 +30,7 @@ from rsmq.redis import layouts, topics
 from rsmq.redis.client.connector import translate
 from rsmq.redis.scripts import SCRIPTS, Script
 from rsmq.redis.streams import delete_group, ensure_groups, join_group, reset_group, trim
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, complete_groups, newer_topic
 from rsmq.testing.server import ThrowawayServer
 from tests.interleavings.moves import Broken, Move
 from tests.interleavings.search import Result, Search
@@ -251,7 +251,7 @@ async def beat(client: Any, process: Process, layout: int | None) -> None:
 async def look(client: Any, process: Process) -> Process:
     """A worker follows the layout."""
     assert process.topic is not None
-    found = await Topics(client, KEYS, SETTINGS)._follow(process.topic, process.group)
+    found = await newer_topic(Topics(client, KEYS, SETTINGS), process.topic, process.group)
     return process._replace(topic=found or process.topic, is_up=True)
 
 
@@ -266,7 +266,7 @@ async def tidy(client: Any, process: Process) -> Process:
     topics = Topics(client, KEYS, SETTINGS)
     topic = await topics.find(NAME)
     if topic is not None and process.topic is not None:
-        await topics._complete_groups(topic)
+        await complete_groups(client, KEYS, topic)
         for number in process.topic.numbers:
             await trim(client, KEYS, NAME, number, keep_age_ms=0, keep_length=0, exact=True)
     return process
@@ -816,8 +816,8 @@ BAND_EDITS: Final = (
         'await ask_all(client, [("HSET", name', '([("HSET", name',
     ),
     Edit(
-        "a member follows without making its group", SECOND_GROUP, Topics, "_follow",
-        'await ensure_groups(self._client, self._keys, found, group, "0")', "pass",
+        "a member follows without making its group", SECOND_GROUP, SELF, "newer_topic",
+        'await ensure_groups(topics._client, topics._keys, found, group, "0")', "pass",
     ),
     Edit(
         "a publisher uses a band before it is open", TWO_GROUPS_PUBLISH, Topic, "open_block",
@@ -839,7 +839,7 @@ BAND_EDITS: Final = (
         "a reset forgets that the topic has bands", RESET, SELF, "reset_group", "topic.layout.has_bands", "False",
     ),
     Edit(
-        "the group of an older worker is not completed", OLD_GROUP, Topics, "_complete_groups",
-        "not set(known) <= set(made)", "False",
+        "the group of an older worker is not completed", OLD_GROUP, SELF, "complete_groups",
+        "not set(made_first) <= set(made_last)", "False",
     ),
 )  # fmt: skip

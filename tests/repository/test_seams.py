@@ -128,7 +128,7 @@ HIDDEN_FROM_USERS: Final = frozenset(
     {
         "_becomes_dead", "_cached", "_check_size", "_checked_each", "_expiry_fields", "_has_outputs",
         "_heartbeat_interval", "_knowing", "_lease_margin", "_lifetime", "_longest_read", "_lookup", "_pointed_at",
-        "_pressure", "_producer", "_read", "_restore", "_row", "_share_of", "_stored_entry",
+        "_pressure", "_producer", "_read", "_row", "_share_of", "_stored_entry",
         "_stored_ms", "_timings", "_typed_topics",
     }
 )  # fmt: skip

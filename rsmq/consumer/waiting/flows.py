@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from rsmq.consumer.waiting.ids import Ids
 from rsmq.consumer.waiting.named_flows import FlowName, NamedFlows
 from rsmq.consumer.waiting.resting import ALONE, Resting
-from rsmq.model.message import Message
+from rsmq.model.message import Message, without_body
 from rsmq.model.stream_id import parse_stream_id
 
 FEW: Final = 64
@@ -370,7 +370,7 @@ class Flows:
 
     def empty(self, key: bytes, message: Message) -> Message:
         """A parked message leaves its body. Returns what is parked in its place."""
-        emptied = self.parked[key] = message._without_body()
+        emptied = self.parked[key] = without_body(message)
         self.emptied.add(message.entry_id)
         return emptied
 
