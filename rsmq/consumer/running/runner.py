@@ -135,12 +135,14 @@ class Runner(Pool):
         decode, has_more = reader.plain, reader.has_more
         context, current = self._context, task_slot.context  # the latter has what handlers have set
         running, note, counts = self._running, self.times.note, self.times.counts
+        ended = 0.0  # when the last call ended, which is when the next one begins; 0: other code has run since
         while True:
             while ready:
                 message, rest = take(), None
                 if message is None:  # a limit is reached
                     break
                 if type(message) is RawEntries:
+                    ended = 0.0
                     message, rest = self._run_raw(task_slot, message)
                     if message is None and (cancelling() or current != context):
                         task_slot.follow(partial(self._work, task_slot))
@@ -150,7 +152,7 @@ class Runner(Pool):
                             await self._let_others_run()
                         continue
                 lane: Lane = message.origin
-                task_slot.started = now = monotonic()  # the slot is written here without a call: twice a message
+                task_slot.started = now = ended or monotonic()  # written without a call: twice a message
                 running[lane] += 1  # until it is settled: a handover waits for that
                 try:
                     if rest is None and (
@@ -164,6 +166,7 @@ class Runner(Pool):
                     ):
                         running[lane] -= 1
                         self._drop(message, lane)
+                        ended = 0.0
                         continue
                     task_slot.messages = (message,)
                     if rest is None:
@@ -177,7 +180,8 @@ class Runner(Pool):
                 except BaseException as error:
                     self._leave_to_next(task_slot, message, lane, self._outcome(task_slot, error))
                     return
-                if (took := monotonic() - task_slot.started) <= SHORT:
+                ended = monotonic()
+                if (took := ended - task_slot.started) <= SHORT:
                     counts[0] += 1
                 else:
                     note(took)
@@ -198,10 +202,12 @@ class Runner(Pool):
                     self._made_space()
                 if now - self._turn > TURN:
                     await self._let_others_run()
+                    ended = 0.0
             if queue.group_limit is not None:
                 queue.group_limit.leave()
             if ready is queue.ready:
                 await self._sleep()
+            ended = 0.0
             ready, take = queue.ready, queue.taker()  # the topic may have got bands
 
     def _run_raw(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Message | None, Awaitable[Any] | None]:
