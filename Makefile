@@ -20,15 +20,15 @@ demo: $(DEMO) ## Real departures through several worker processes, one of which 
 	@$(BIN)/rsmq demo
 	@echo "The same with MQTT clients and a gateway: $(BIN)/rsmq demo --mqtt"
 
-test: $(READY) $(NODE) ## All tests, four at a time: many of them wait
-	@$(BIN)/python -m pytest -n 4 $(if $(SHARD),--shard $(SHARD))
+test: $(READY) $(NODE) ## All tests, six at a time: many of them wait
+	@$(BIN)/python -m pytest -n 6 $(if $(SHARD),--shard $(SHARD))
 
 test-fast: $(READY) ## The tests without Spark, clusters, browsers, chaos and long searches: a few minutes
-	@$(BIN)/python -m pytest -n 4 --fast
+	@$(BIN)/python -m pytest -n 6 --fast
 
 shares: $(READY) $(NODE) ## All tests, and how long each area took: writes the table of tests/README.md
 	@mkdir -p .cache
-	@$(BIN)/python -m pytest -n 4 --junit-xml .cache/tests.xml; $(BIN)/python -m tests.shares .cache/tests.xml --write
+	@$(BIN)/python -m pytest -n 6 --junit-xml .cache/tests.xml; $(BIN)/python -m tests.shares .cache/tests.xml --write
 
 coverage: $(READY) ## The quick tests, and the share of lines that they ran
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pytest-cov

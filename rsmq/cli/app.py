@@ -236,10 +236,16 @@ def open_standard_streams() -> None:
 
 
 def print_everything() -> None:
-    """Let stdout write what its encoding does not have, such as an emoji in Latin-1, as JSON does: by its number."""
+    """Let stdout write what its encoding does not have, such as an emoji in Latin-1, as JSON does: by its number.
+
+    ASCII of the locale C was not chosen: there it is UTF-8.
+    """
     codecs.register_error("as-json", escaped)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="as-json")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        if sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="as-json")
+        elif codecs.lookup(sys.stdout.encoding).name == "ascii":
+            sys.stdout.reconfigure(encoding="utf-8")
 
 
 def escaped(error: UnicodeError) -> tuple[str, int]:

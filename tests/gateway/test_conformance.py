@@ -69,7 +69,7 @@ async def test_where_public_suites_expect_something_else(client: Make, name: str
 
     for payload in (b"first", b"another with its id"):
         one.send(p.publish(f"{name}/x", payload, 2, 7, 5))
-        assert (await one.take(5)).reason == 0
+        assert (await one.answer(5)).reason == 0
     assert (await one.message()).payload == b"first"
     for reason in (0, 0x92):
         one.send(p.ack(6, 7))

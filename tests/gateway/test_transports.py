@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -140,7 +141,8 @@ async def test_gmqtt_over_tcp_and_tls(
             for qos in range(3):
                 client.publish(f"{name}/{version}/{qos}", b"hello", qos=qos)
             found = sorted([await got.get() for _ in range(3)])
-            await client.disconnect()
+            with contextlib.suppress(ssl.SSLError):  # of Python, for an acknowledgement that meets a client that closes
+                await client.disconnect()
         assert found == [(f"{name}/{version}/{qos}", b"hello", qos) for qos in range(3)]
 
 

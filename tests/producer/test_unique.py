@@ -401,8 +401,8 @@ async def test_other_ways_to_publish_refuse_unique_and_say_what_to_do(broker: Br
         for option in ("unique", "until", "on_conflict"):
             with pytest.raises(ConfigError, match=rf"publish_many takes no {option}: .* call of broker\.publish"):
                 await broker.publish_many("out", ["x"], **{option: "user-7"})  # type: ignore[call-arg]
-        with Session(engine) as session, pytest.raises(ConfigError, match=r"outbox\.publish takes no unique"):
-            outbox.publish(session, "out", "x", unique="user-7")  # type: ignore[call-overload]
+        with Session(engine) as session, pytest.raises(ConfigError, match=r"outbox\.publish_many takes no unique"):
+            outbox.publish_many(session, "out", ["x"], unique="user-7")  # type: ignore[call-overload]
         assert await ask(broker, "XLEN", broker.keys.stream("out", 0)) == 0
     assert "message.publish takes no unique" in refused[0]
 

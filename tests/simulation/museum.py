@@ -97,7 +97,7 @@ EXHIBITS: Final = (
         "a member that has seen a band never follows",
         "no member reads the new partitions",
         "consumer/consumer.py",
-        "        context.follow(found)\n",
+        "        context.follow(changed)\n",
         "",
         lambda plan: plan.bands_after > 0,
     ),

@@ -42,7 +42,7 @@ async def test_worker_goes_on_beside_spoiled_records_and_names_them(
         async with broker.running():
             await until(lambda: sorted(tried) == ["first"] * 2 + ["second"] * 2, "each is tried twice")
         await Retention(broker.client, keys, broker.settings, broker.topics, []).forget_names("in", 0)
-    for part in ("no retry", "begins anew", "the record of 'taken'", "the record of b'swept'"):
+    for part in ("no retry", "begins anew", "the record of 'taken'", "the record of 'swept'"):
         assert part in caplog.text
 
 
