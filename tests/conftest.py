@@ -40,8 +40,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 LONGEST_FIRST = (
-    "tests/contract/test_simulation.py", "tests/pipeline/", "tests/cli/test_nouns.py", "tests/dashboard/test_pages.py",
-    "tests/chaos/test_workers.py", "tests/pipeline/test_cluster.py", "tests/cluster/", "tests/chaos/", "tests/cli/",
+    "tests/contract/test_simulation.py", "tests/pipeline/", "tests/chaos/test_workers.py",
+    "tests/sql/test_committed_ends.py", "tests/pipeline/test_cluster.py", "tests/cluster/",
+    "tests/contract/test_cancelled_handlers.py", "tests/cli/test_nouns.py", "tests/dashboard/test_pages.py",
+    "tests/redis/lua/test_hostile_records.py", "tests/chaos/", "tests/cli/",
     "tests/telemetry/", "tests/robustness/", "tests/contract/", "tests/examples/", "tests/repository/",
     "tests/security/",
 )  # fmt: skip
