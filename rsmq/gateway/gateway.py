@@ -188,7 +188,7 @@ class Gateway:
             client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, clients.deliver,
             partial(counts.dropped, "other gateways, QoS 0"),
         )  # fmt: skip
-        router = self.router = MqttRouter(registry, writer)
+        router = self.router = MqttRouter(registry, writer, retained, clock.now_ms)
         pressure = self._pressure = Pressure(
             router, lambda names: others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
         )

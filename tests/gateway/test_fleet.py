@@ -15,6 +15,7 @@ from rsmq.errors import BrokerUnavailable, SessionTaken
 from rsmq.gateway.fleet.history import LetterHistory
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.sessions import PAGE, Ended, Sessions
 from rsmq.gateway.fleet.shares import Shares
@@ -202,7 +203,8 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
     running = asyncio.create_task(batcher.run())
     writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
     registry = Registry(client, keys, batcher)
-    router = MqttRouter(registry, writer)
+    retained, now_ms = Retained(client, keys, batcher, 100), ServerClock().now_ms
+    router = MqttRouter(registry, writer, retained, now_ms)
     await broker.publish(name, b"early", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     await broker.publish(name, b"late", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     early, late = [
@@ -229,6 +231,49 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert await client.execute_command("KEYS", f"{keys.prefix}:{{{name}}}*") == []
+    await broker.topics.delete(name)
+
+
+async def test_a_retained_message_is_kept_before_its_subscriptions_are_read(broker: Broker, name: str) -> None:
+    """Else one that subscribes between both, while its gateway is slow to keep it, gets it neither live nor retained.
+
+    A removal counts, what has expired and what its broken headers say does not, and an older one replaces nothing.
+    """
+    client, keys = broker.client, broker.keys
+    batcher = ScriptBatcher(client)
+    running = asyncio.create_task(batcher.run())
+    clock = ServerClock()
+    retained, registry = Retained(client, keys, batcher, 100), Registry(client, keys, batcher)
+    seen = list[bytes]()
+    catch_up = registry.catch_up
+
+    async def look_and_catch_up() -> None:
+        seen.append(await retained.find_one(name))
+        await catch_up()
+
+    registry.catch_up = look_and_catch_up  # type: ignore[method-assign]
+    writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
+    router = MqttRouter(registry, writer, retained, clock.now_ms)
+    headers = {"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1", "mqtt-retain": "1"}
+    for payload, others in (
+        (b"online", {}), (b"", {}), (b"again", {}), (b"broken", {"mqtt-qos": "x"}), (b"late", {"mqtt-expiry": "0"}),
+    ):  # fmt: skip
+        await broker.publish(name, payload, key="one", headers=headers | others)
+    found = [
+        Message(MessageOrigin(name, 0, "mqtt"), entry_id, fields)
+        for n in range((await broker.topics.find(name)).partitions)  # type: ignore[union-attr]
+        for entry_id, fields in await client.execute_command("XRANGE", keys.stream(name, n), "-", "+")
+    ]
+    for message in found:
+        await router.route([message])
+    online, removed, again, broken, late = seen
+    assert online.endswith(b"online")
+    assert removed == b""
+    assert all(each.endswith(b"again") for each in (again, broken, late))
+    await router.route([found[0]])
+    assert seen[-1] == again
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await broker.topics.delete(name)
 
 

@@ -69,10 +69,6 @@ async def test_messages_published_while_a_connection_was_half_open_come_after_th
     assert await new.is_silent()
 
 
-@pytest.mark.xfail(
-    raises=TimeoutError, strict=False,
-    reason="open fault: on a busy machine the subscriber misses `online` in some of a hundred runs; cause not known",
-)  # fmt: skip
 async def test_who_subscribes_at_another_gateway_while_a_retained_message_comes_misses_nothing(
     fleet: list[GatewayProcess], name: str
 ) -> None:

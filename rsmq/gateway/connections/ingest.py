@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from rsmq.errors import BrokerError, ConfigError, RsmqError, SessionTaken, TooLarge, TopicFull
 from rsmq.gateway.connections.pressure import Pressure
 from rsmq.gateway.fleet.message import Published, Timings, content_type_of, from_packet
-from rsmq.gateway.fleet.retained import Retained
+from rsmq.gateway.fleet.retained import Retained, stamp
 from rsmq.gateway.fleet.scripts import NOTE_RECEIVED
 from rsmq.gateway.fleet.wills import ROUTED_MS
 from rsmq.gateway.protocol.packet import LONGEST_NAME, PendingAck, Publish, ReasonCode
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
-from rsmq.model.stream_id import parse_stream_id, sortable
+from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.batch import Batch, EntryEncoder
 from rsmq.producer.producer import Producer
 from rsmq.redis import scripts
@@ -313,11 +313,6 @@ def encoder_for(packet: Publish, client: str) -> EntryEncoder:
 def plain_encoder(client: str, topic: str) -> EntryEncoder:
     """The encoder of messages of QoS 1 without properties and retain flag, as nearly all of a device are."""
     return encoder_for(Publish(topic, b"", 1), client)
-
-
-def stamp(stream_id: bytes, position: int) -> str:
-    """The position of a message: the stream id of its batch, and its place in this process."""
-    return f"{sortable(stream_id)}{position:020d}"
 
 
 class Change(NamedTuple):

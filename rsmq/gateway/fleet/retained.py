@@ -12,6 +12,7 @@ from rsmq.gateway.fleet.scripts import FIND_RETAINED, RETAIN_MESSAGE
 from rsmq.gateway.protocol.topic_filter import matches
 from rsmq.model.keys import Keys
 from rsmq.model.record import exact_text
+from rsmq.model.stream_id import sortable
 from rsmq.persistence.letter import STAMP, read_mqtt
 from rsmq.persistence.retained_messages import BUCKETS
 from rsmq.redis.client.connector import Client
@@ -119,6 +120,11 @@ class Retained:
 
     def __repr__(self) -> str:
         return f"<Retained limit={self._limit}>"
+
+
+def stamp(stream_id: bytes, position: int = 0) -> str:
+    """The position of a retained message: its stream id, or that of its batch, and its number among those."""
+    return f"{sortable(stream_id)}{position:020d}"
 
 
 def is_name(pattern: str) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from rsmq.errors import BrokerUnavailable
-from rsmq.gateway.fleet.message import Copy, Published, combine, from_headers
+from rsmq.errors import BrokerUnavailable, RsmqError
+from rsmq.gateway.fleet.message import RETAINED, Copy, Published, combine, from_headers
 from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.retained import REMEMBERED_MS, Retained, stamp
 from rsmq.gateway.fleet.shares import choose
 from rsmq.gateway.protocol.packet import Subscription
 from rsmq.gateway.protocol.topic_filter import SHARE
@@ -27,6 +30,7 @@ log = logging.getLogger("rsmq.gateway")
 GROUP = "mqtt"
 ORIGIN: Final = attrgetter("origin")
 BATCH = 500
+RAW_RETAINED: Final = RETAINED.encode()
 MOST_PLANNED: Final = 50_000
 """Plans that are kept, and the recipients in them: 60 MB at most, if headers are as long as they may be for that."""
 
@@ -59,6 +63,12 @@ def partition_name(origin: Origin) -> str:
     return f"{origin.topic}.{origin.partition}"
 
 
+def may_be_retained(message: Message) -> bool:
+    """Whether the headers of a message say that it is retained, or something that looks so."""
+    raw = message.raw_headers
+    return RAW_RETAINED in raw if raw is not None else RETAINED in message.headers
+
+
 def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
     """The letter for one kind of receiver up to the payload, which is its end."""
     return published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers, share=share)
@@ -68,12 +78,17 @@ class MqttRouter:
     """The batch handler of the group `mqtt`. It must get the messages of a partition in stream order.
 
     The stream ids are the positions of its letters, so a batch that is repeated stores nothing twice. Subscriptions are
-    read after the messages: see `Registry`.
+    read after the messages: see `Registry`. Before that, those that are retained are kept: so who subscribes meets such
+    a message, or finds it kept.
     """
 
-    def __init__(self, registry: Registry, writer: InboxWriter) -> None:
+    def __init__(
+        self, registry: Registry, writer: InboxWriter, retained: Retained, now_ms: Callable[[], int]
+    ) -> None:  # fmt: skip
         self._registry = registry
         self._writer = writer
+        self._retained = retained
+        self._now_ms = now_ms
         self.routed = 0
         """Messages."""
         self.letters = 0
@@ -109,6 +124,8 @@ class MqttRouter:
         return list(found)
 
     async def _route(self, messages: list[Message]) -> list[BaseException | None] | None:
+        if retained := [each for each in messages if may_be_retained(each)]:
+            await self._keep_all(retained)
         await self._registry.catch_up()
         self._renew_plans()
         self.routed += len(messages)
@@ -127,6 +144,31 @@ class MqttRouter:
         except Exception:  # of the letters of some messages: once more, to find out which
             return [await self._outcome(message) for message in messages]
         return None
+
+    async def _keep_all(self, messages: Sequence[Message]) -> None:
+        """Keep the messages that are to be retained. Their gateway does it, too, and may be later than this one."""
+        await asyncio.gather(*(self._keep(each, published) for each, published in self._retainable(messages)))
+
+    async def _keep(self, message: Message, published: Published) -> None:
+        try:
+            await self._retained.keep(published, stamp(message.entry_id))
+        except BrokerUnavailable:
+            raise
+        except RsmqError as error:  # its gateway gets the same answer, and does not acknowledge it
+            log.warning("retained message %s is not kept: %s", message.id, error)
+
+    def _retainable(self, messages: Sequence[Message]) -> Iterator[tuple[Message, Published]]:
+        """Those that have not expired, and are not so old that it may be forgotten by now how they were removed."""
+        for each in messages:
+            age_ms = self._now_ms() - each._stored_ms
+            with suppress(ValueError):  # broken headers, which `_deliver` names
+                published = from_headers(each.headers, each.data)
+                if published is None or not published.retain or age_ms > REMEMBERED_MS // 2:
+                    continue
+                if published.expiry is None:
+                    yield each, published
+                elif (left := published.expiry - max(0, age_ms) // 1000) > 0:
+                    yield each, published._replace(expiry=left)
 
     async def _outcome(self, message: Message) -> Exception | None:
         """Deliver a message again, by itself. What is stored already is not stored twice."""
