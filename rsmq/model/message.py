@@ -29,6 +29,7 @@ from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
 from rsmq.model.headers import MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
 from rsmq.model.headers import write_headers as write_headers
+from rsmq.model.layout import NORMAL
 from rsmq.model.log_names import name_in_log
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_decimal_in, nonfinite_in
@@ -64,6 +65,8 @@ class Origin(Protocol):
     def topic(self) -> str: ...
     @property
     def partition(self) -> int: ...
+    @property
+    def band(self) -> str: ...
     @property
     def group(self) -> str: ...
     @property
@@ -102,6 +105,7 @@ class MessageOrigin:
     run: int = 0
     max_attempts: int = 0
     deployment: str = "rsmq"
+    band: str = NORMAL
 
     def has_outputs(self, _entry_id: bytes) -> bool:
         """Nothing is published by it here."""
@@ -311,6 +315,11 @@ class Message:
         return self.origin.partition
 
     @property
+    def band(self) -> str:
+        """The band of its topic in which it came; `normal` in a topic without bands."""
+        return self.origin.band
+
+    @property
     def group(self) -> str:
         """The group that handles this delivery."""
         return self.origin.group
@@ -410,7 +419,7 @@ class Message:
             fields[b"data"] = self.data
             del fields[ENC]
         entry = [part for pair in fields.items() for part in pair]
-        about = (self.fence, self.run, self.origin.max_attempts, self.origin.deployment)
+        about = (self.fence, self.run, self.origin.max_attempts, self.origin.deployment, self.band)
         origin = MessageOrigin(self.topic, self.partition, self.group, *about)
         return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
 

@@ -323,9 +323,11 @@ class Harness:
     async def published(self, topic: str) -> list[Message]:
         """All messages of a topic that are due, handled or not, oldest first, with decoded `payload`."""
         found = await self.broker.topics.find(topic)
-        messages = []
-        for partition in () if found is None else found.numbers:
-            origin = MessageOrigin(topic, partition, "")
+        messages = list[Message]()
+        if found is None:
+            return messages
+        for partition in found.numbers:
+            origin = MessageOrigin(topic, partition, "", band=found.layout.band_of(partition))
             stream = self.broker.keys.stream(topic, partition)
             for entry_id, fields in await self.broker.client.execute_command("XRANGE", stream, "-", "+"):
                 message = Message(origin, entry_id, fields)

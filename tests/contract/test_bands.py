@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
 import pytest
 
-from rsmq import Broker, ConfigError, Message
+from rsmq import Broker, ConfigError, Message, Reject
 from rsmq.broker.typed_topic import TypedTopic
 from rsmq.model.layout import WITH_BANDS
 from rsmq.redis.streams import reset_group
@@ -263,3 +265,28 @@ async def test_each_way_to_publish_takes_a_band(make_broker: Make) -> None:
             for ref in (refs[0], refs[1], many[0]):
                 found = await broker.look(str(ref), topic="sms")
                 assert found.partition in {*blocks["urgent"], *blocks["bulk"]}, found
+
+
+async def test_a_message_has_its_band_also_for_the_rule_that_lets_others_wait(make_broker: Make) -> None:
+    """One handler for codes and offers: its `when` lets the urgent ones start by night; a fallback keeps the band."""
+    broker = make_broker(partitions=1)
+    sms, calls = broker.topic("sms", str, bands=BANDS), broker.topic("calls", str, bands=BANDS)
+    rung, morning = list[str](), datetime.now(UTC) + timedelta(hours=8)
+
+    @sms.handler(group="g", when=lambda message: None if message.band == "urgent" else morning, fallback=calls)
+    async def handle(text: str, message: Message) -> None:
+        assert message.band == pickle.loads(pickle.dumps(message)).band, "also in a process of its own"
+        raise Reject(text)
+
+    @calls.handler(group="g")
+    async def ring(text: str, message: Message) -> None:
+        rung.append(f"{message.band} {text}")
+
+    async with broker, broker.running():
+        offer = await sms.publish("the sale begins", band="bulk")
+        plain = await sms.publish("your invoice")
+        await sms.publish("your code is 4711", band="urgent")
+        await until(lambda: rung == ["urgent your code is 4711"], "the code came first, and by a call")
+        for waiting in (offer, plain):
+            status = await broker.look(waiting)
+            assert [each.state for each in status.groups] == ["waiting_for_time"]
