@@ -16,6 +16,7 @@ import anyio.abc
 from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
+from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
@@ -222,22 +223,9 @@ class Producer:
         encoding = self.encoding or NO_CODECS
         return Output(target, partition, identity, fields, size, due, message_id is not None, encoding=encoding)
 
-    async def claim(
-        self,
-        topic: str,
-        data: bytes,
-        kind: str,
-        name: Unique,
-        *,
-        message_id: str,
-        key: str,
-        headers: Mapping[str, str] | None = None,
-        extra: Sequence[str] = (),
-        due: str = "",
-        band: str | None = None,
-        wait_replicas: int = 0,
-    ) -> MessageRef:
-        """Store a message that is encoded already, with a unique name, as `publish` does, and return its ref."""
+    async def claim(self, message: EncodedMessage, name: Unique) -> MessageRef:
+        """Store a message with a unique name as `publish` does, and return its ref."""
+        topic, data, kind, message_id, key, headers, extra, due, band, wait_replicas = message
         target = self._topics._cached(topic) or await self._topics._lookup(topic)
         block = target.normal if band is None else await self._block(target, band)
         fields = Claims.encode(data, message_id, key, kind, headers, extra)

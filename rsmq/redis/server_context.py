@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.model.unique import Unique
@@ -16,22 +16,8 @@ from rsmq.redis.topics import Topics
 class RowActions(Protocol):
     """What the relay of an outbox does by the publisher and the cancelling of its worker."""
 
-    async def publish_unique(
-        self,
-        topic: str,
-        data: bytes,
-        kind: str,
-        name: Unique,
-        *,
-        message_id: str,
-        key: str,
-        headers: Mapping[str, str] | None,
-        extra: tuple[str, ...],
-        due: str,
-        band: str | None,
-        wait_replicas: int,
-    ) -> bool:
-        """Store an encoded message with a unique name. False: another one keeps the name, or its id was stored."""
+    async def publish_unique(self, message: EncodedMessage, name: Unique) -> bool:
+        """Store a message with a unique name. False: another one keeps the name, or its id was stored."""
         ...
 
     async def cancel(self, message_id: str, topic: str, key: str | None) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy.types import NullType
 
 from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized, TopicFull
 from rsmq.model.clock import to_ms
+from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.keys import check_name
 from rsmq.model.layout import Block
 from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
@@ -343,12 +344,12 @@ class OutboxRelay:
         fields_of(message_id, key, kind, payload, headers)  # raises for what no reader can decode
         extra = (*options.expiry(waited, await self._server_ms(options)), *(("enc", str(enc)) if enc else ()))
         assert name is not None
-        is_stored = await self._actions.publish_unique(
-            check_name("topic", topic), bytes(payload), kind or JSON, name, message_id=message_id,
-            key=name.name if key is None else key, headers=read_headers(headers.encode()) if headers else None,
-            extra=extra, due="" if due is None else str(due), band=band,
-            wait_replicas=max(self._replicas, options.wait_replicas),
+        message = EncodedMessage(
+            check_name("topic", topic), bytes(payload), kind or JSON, message_id, name.name if key is None else key,
+            read_headers(headers.encode()) if headers else None, extra, "" if due is None else str(due), band,
+            max(self._replicas, options.wait_replicas),
         )  # fmt: skip
+        is_stored = await self._actions.publish_unique(message, name)
         if not is_stored:
             self.kept_out += 1
             log.info("row %d of the outbox is not stored: another message has the unique name %r", seq, name.name)

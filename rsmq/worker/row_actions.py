@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rsmq.control.cancel import Cancel
 from rsmq.errors import BrokerUnavailable
+from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.model.unique import Unique
@@ -23,29 +24,12 @@ class WorkerRowActions:
         self._producer, self._topics = producer, topics
         self._cancel = Cancel(client, keys, settings)
 
-    async def publish_unique(
-        self,
-        topic: str,
-        data: bytes,
-        kind: str,
-        name: Unique,
-        *,
-        message_id: str,
-        key: str,
-        headers: Mapping[str, str] | None,
-        extra: tuple[str, ...],
-        due: str,
-        band: str | None,
-        wait_replicas: int,
-    ) -> bool:
-        """Store an encoded message with a unique name. False: another one keeps the name, or its id was stored."""
+    async def publish_unique(self, message: EncodedMessage, name: Unique) -> bool:
+        """Store a message with a unique name. False: another one keeps the name, or its id was stored."""
         producer = self._producer()
         if producer is None:
             raise BrokerUnavailable("the broker of this worker publishes nothing yet")
-        ref = await producer.claim(
-            topic, data, kind, name, message_id=message_id, key=key, headers=headers, extra=extra, due=due, band=band,
-            wait_replicas=wait_replicas,
-        )  # fmt: skip
+        ref = await producer.claim(message, name)
         return ref.is_new is not False
 
     async def cancel(self, message_id: str, topic: str, key: str | None) -> None:
