@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
+
+import mmh3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,7 +88,54 @@ def test_quotas_of_equal_weights_add_up_to_all_partitions() -> None:
     assert sum(quotas(7, {"a": 1.0, "b": 1.0, "c": 1.0}).values()) == 7
 
 
-def test_cached_assignment_is_copied_for_each_caller() -> None:
-    """A caller that changes its copy does not change the cached result."""
-    assign(8, ["a", "b"]).clear()
-    assert len(assign(8, ["b", "a"])) == 8
+def test_assignment_is_frozen() -> None:
+    """Members of two versions that compute different owners leave partitions without any. These never change."""
+    by_number = [owner for _, owner in sorted(assign(8, ["a", "b", "c"], "orders/billing").items())]
+    assert by_number == ["c", "c", "b", "a", "b", "b", "c", "a"]
+    weighted = assign(16, {"a": 1.0, "b": 2.0}, "t/g")
+    assert {partition for partition, owner in weighted.items() if owner == "a"} == {2, 4, 9, 10, 11}
+    barred = assign(8, ["a", "b", "c"], "t/g", {"a": frozenset({0, 1, 2})})
+    assert [owner for _, owner in sorted(barred.items())] == ["b", "c", "c", "a", "a", "b", "b", "a"]
+    large = assign(1024, [f"m{number}" for number in range(1000)], "t/g")
+    digest = hashlib.sha256(json.dumps(sorted(large.items())).encode()).hexdigest()
+    assert digest.startswith("995d1976a73fde0b")
+
+
+@given(PARTITIONS, MEMBERS)
+def test_assignment_is_that_of_all_pairs_by_their_scores(partitions: int, members: list[str]) -> None:
+    """Only a few pairs are compared, and the owners are those of the full comparison."""
+    room, owners = quotas(partitions, dict.fromkeys(members, 1.0), "t/g"), dict[int, str]()
+    scores = {member: hashlib.shake_128(f"t/g/{member}".encode()).digest(partitions) for member in members}
+    pairs = [
+        (scores[member][partition], mmh3.hash64(f"t/g/{member}/{partition}", signed=False)[0], partition, member)
+        for member in members for partition in range(partitions)
+    ]  # fmt: skip
+    for _, _, partition, member in sorted(pairs, reverse=True):
+        if partition not in owners and room[member]:
+            owners[partition] = member
+            room[member] -= 1
+    assert assign(partitions, members, "t/g") == owners
+
+
+def test_assignment_of_a_thousand_members_compares_few_pairs() -> None:
+    """Of a million pairs; and one that leaves moves few partitions besides its own."""
+    hashes = 0
+
+    def count(_frame: object, event: str, function: object) -> None:
+        nonlocal hashes
+        hashes += event == "c_call" and function is mmh3.hash64
+
+    members = [f"host-{number}" for number in range(1000)]
+    sys.setprofile(count)
+    try:
+        before = assign(1024, members, "t/g")
+    finally:
+        sys.setprofile(None)
+    assert 1024 <= hashes <= 10 * 1024
+    after = assign(1024, members[1:], "t/g")
+    assert sum(before[partition] != after[partition] for partition in before) <= 12
+
+
+def test_partitions_that_do_not_exist_are_no_partitions() -> None:
+    """Another client may have written any numbers."""
+    assert assign(2, ["a", "b"], "t/g", {"a": frozenset({7})}) == assign(2, ["a", "b"], "t/g")

@@ -60,6 +60,8 @@ class Rebalancer:
         self._leases = leases
         self._heartbeat = heartbeat
         self._membership = membership
+        self._given: object = None
+        self._assigned_last = frozenset[int]()  # as computed from `_given`
         self._leaving: set[int] = set()
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
         self._newer = dict[int, int]()  # epochs that a service's database knows of these partitions
@@ -94,9 +96,12 @@ class Rebalancer:
             return set()
         topic = self._context.topic
         barred = {member: topic.layout.bases_of(found) for member, found in self._membership.unreadable.items()}
-        owners = assign(topic.partitions, self._owners(), self._context.name, barred)
-        own = [partition for partition, owner in owners.items() if owner == self._member]
-        return set(topic.layout.owned_with(own))
+        given = topic.layout, tuple(self._owners()), barred
+        if self._given != given:  # asked for several times a second, changes only with a join or leave
+            self._given, owners = given, assign(topic.partitions, given[1], self._context.name, barred)
+            own = [partition for partition, owner in owners.items() if owner == self._member]
+            self._assigned_last = frozenset(topic.layout.owned_with(own))
+        return set(self._assigned_last)
 
     def _owners(self) -> Sequence[str]:
         """The live members that may own partitions: with a limit over the group, those that may run calls."""
