@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_type_hints
 
 from pydantic import TypeAdapter
 
-from rsmq.broker.broker import Broker
+from rsmq.broker.broker import Broker, payloads_of
 from rsmq.errors import ConfigError
 from rsmq.model.formats import format_of
 from rsmq.model.json_schema import Comparison
@@ -45,7 +45,7 @@ def flows(broker: Broker) -> Iterator[Flow]:
             yield Flow(f"{name}.output{f'.{output}' if at else ''}", output, "send", returned)
     for schedule in broker.declared_schedules:
         yield Flow(f"{schedule.topic}.every.{schedule.name}", schedule.topic, "send", returned_by(schedule.function))
-    for topic, payload in broker._typed_topics.items():
+    for topic, payload in payloads_of(broker).items():
         yield Flow(f"{topic}.publish", topic, "send", payload)
 
 

@@ -177,34 +177,6 @@ class Broker(Router, Publishing, Requesting, Commands):
             raise ConfigError(f"{what} comes too late, the worker runs already: register it before `run` or `running`")
         super()._refuse_late(what)
 
-    @contextmanager
-    def _pointed_at(
-        self, settings: Settings, *, around: Middleware | None = None, on_row: OnRow = lambda _: None
-    ) -> Iterator[Self]:
-        """Use other settings inside the block, for tests: another server, another prefix, also for its outboxes.
-
-        `around` is a middleware for the block, outside all others; `on_row` is called with each row that is put into
-        an outbox. Raises ConfigError while the broker is connected.
-        """
-        self._refuse_connected("change its settings")
-        settings_before = self.settings
-        keys_before = self.keys
-        middlewares_before = list(self._middlewares)
-        self.settings = settings
-        self.keys = Keys(settings.prefix, database_of(settings.url))
-        self._middlewares[:0] = [] if around is None else [around]
-        try:
-            with ExitStack() as stack:
-                for service in self.services:
-                    if isinstance(service, Belongs):
-                        stack.enter_context(service.lent_to(settings.prefix, on_row))
-                yield self
-        finally:
-            self._portal.close()
-            self.settings = settings_before
-            self.keys = keys_before
-            self._middlewares = middlewares_before
-
     # -- connecting -----------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -411,3 +383,43 @@ class Broker(Router, Publishing, Requesting, Commands):
 
     def __repr__(self) -> str:
         return f"<Broker {count(len(self.handlers), 'handler')}{' connected' if self._open else ''}>"
+
+
+def producer_of(broker: Broker) -> Producer | None:
+    """The producer of a broker's connection, with its counts; None while the broker is not connected."""
+    return broker._producer
+
+
+def payloads_of(broker: Broker) -> Mapping[str, Any]:
+    """The type of the payloads of each topic that a broker has declared."""
+    return broker._typed_topics
+
+
+@contextmanager
+def pointed_at(
+    broker: Broker, settings: Settings, *, around: Middleware | None = None, on_row: OnRow = lambda _: None
+) -> Iterator[Broker]:
+    """Use other settings of a broker inside the block, for tests: another server, another prefix, also for its
+    outboxes.
+
+    `around` is a middleware for the block, outside all others; `on_row` is called with each row that is put into an
+    outbox. Raises ConfigError while the broker is connected.
+    """
+    broker._refuse_connected("change its settings")
+    settings_before = broker.settings
+    keys_before = broker.keys
+    middlewares_before = list(broker._middlewares)
+    broker.settings = settings
+    broker.keys = Keys(settings.prefix, database_of(settings.url))
+    broker._middlewares[:0] = [] if around is None else [around]
+    try:
+        with ExitStack() as stack:
+            for service in broker.services:
+                if isinstance(service, Belongs):
+                    stack.enter_context(service.lent_to(settings.prefix, on_row))
+            yield broker
+    finally:
+        broker._portal.close()
+        broker.settings = settings_before
+        broker.keys = keys_before
+        broker._middlewares = middlewares_before

@@ -30,7 +30,7 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import Binding, Encoding
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
-from rsmq.model.message import JSON, Message, encode_payload, new_message_id
+from rsmq.model.message import JSON, Message, encode_payload, new_message_id, stored_ms
 from rsmq.model.publish_options import MessageOptions
 from rsmq.model.record import whole
 from rsmq.model.settings import Settings
@@ -185,7 +185,7 @@ class Replying:
         request = request_of(message)
         if request is None:
             return
-        decision = decide(error, message.attempt, self._policy, timedelta(milliseconds=now_ms() - message._stored_ms))
+        decision = decide(error, message.attempt, self._policy, timedelta(milliseconds=now_ms() - stored_ms(message)))
         if isinstance(decision, Bury):
             await self._send(*request, {"reason": decision.reason.value, "error": describe(error)}, b"")
 

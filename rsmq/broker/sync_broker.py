@@ -13,7 +13,7 @@ from rsmq.broker.blocking import Blocking, blocking, iterating, passed_on
 from rsmq.broker.broker import Broker
 from rsmq.broker.portal import Portal
 from rsmq.broker.requests import RequestOptions
-from rsmq.broker.typed_topic import BatchHandlerDecorator, HandlerDecorator, TypedTopic
+from rsmq.broker.typed_topic import BatchHandlerDecorator, HandlerDecorator, TypedTopic, checked_items
 from rsmq.handler.handler import Handler
 from rsmq.handler.options import SingleOptions
 from rsmq.handler.schedule import Schedule
@@ -155,7 +155,7 @@ class SyncTopic(Generic[T]):
         **options: Unpack[ManyOptions[T]],
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return self._broker.publish_many(self.name, self._topic._checked_each(items), **options)
+        return self._broker.publish_many(self.name, checked_items(self._topic, items), **options)
 
     @overload
     def handler(

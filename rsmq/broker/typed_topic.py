@@ -85,7 +85,7 @@ class TypedTopic(Generic[T]):
 
     async def publish_many(self, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return await self._broker.publish_many(self.name, self._checked_each(items), **options)
+        return await self._broker.publish_many(self.name, checked_items(self, items), **options)
 
     def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop, as `Broker.publish_sync`."""
@@ -110,10 +110,6 @@ class TypedTopic(Generic[T]):
 
         return register
 
-    def _checked_each(self, items: Iterable[T]) -> Iterable[T]:
-        """The items, each checked when it is taken."""
-        return items if self._class is None and not self._refusal else map(self.checked, items)
-
     def checked(self, payload: T) -> T:
         """The payload. Raises ConfigError for one of another type."""
         if self._refusal:
@@ -127,6 +123,11 @@ class TypedTopic(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<TypedTopic {self.name} of {getattr(self.payload, '__name__', self.payload)}>"
+
+
+def checked_items(topic: TypedTopic[T], items: Iterable[T]) -> Iterable[T]:
+    """Items for a topic, each checked when it is taken."""
+    return items if topic._class is None and not topic._refusal else map(topic.checked, items)
 
 
 def is_typed_dict(kind: type) -> bool:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from pydantic_core import to_json
 
 from rsmq.gateway import Gateway
+from rsmq.gateway.gateway import measure
 from rsmq.telemetry import metric
 from rsmq.telemetry.endpoint import page_of
 from rsmq.telemetry.listener import Address, Answer, Listener
@@ -46,7 +47,7 @@ class Durations:
 
 def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
     """The samples of one gateway. It may be called from any thread."""
-    context, router, pressure = gateway.context, gateway.router, gateway._pressure
+    context, router, pressure = gateway.context, gateway.router, gateway.pressure
     if context is None or router is None or pressure is None:
         return
     counts = dict(context.counts)
@@ -69,7 +70,8 @@ def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
 @contextmanager
 def serving(gateway: Gateway, address: Address) -> Iterator[Address]:
     """Answer /metrics, /livez and /readyz for the length of the block."""
-    gateway._timings = durations = Durations()
+    durations = Durations()
+    measure(gateway, durations)
     is_told = False
     page = page_of(lambda: read(gateway, durations))
 

@@ -50,6 +50,7 @@ from rsmq.heartbeat.membership import Membership
 from rsmq.model.call_counts import told
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
+from rsmq.model.settings import longest_read
 from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.scripts import Ask
 from rsmq.redis.topics import Topic, Topics, newer_topic
@@ -474,7 +475,7 @@ class Consumer:
     async def _end_fetching(self) -> None:
         for lane in self.lanes.values():
             lane.quiet()
-        with anyio.move_on_after(self._settings._longest_read.total_seconds() + 1):
+        with anyio.move_on_after(longest_read(self._settings).total_seconds() + 1):
             try:
                 await self.fetchers.exclude()
             except BrokerError as error:

@@ -12,7 +12,7 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
 from rsmq.model.delivery_state import DeliveryQuestion, DeliveryState, read_delivery_state
 from rsmq.model.keys import Keys
-from rsmq.model.settings import Settings
+from rsmq.model.settings import Settings, lease_margin
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce, ask_members
 from rsmq.redis.streams import group_names
@@ -55,7 +55,7 @@ class Waking:
         self._keys = keys
         self._topic = topic
         self._group = group
-        self._deadline = awake() + settings.lease_ttl.total_seconds() + settings._lease_margin.total_seconds()
+        self._deadline = awake() + settings.lease_ttl.total_seconds() + lease_margin(settings).total_seconds()
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     @property

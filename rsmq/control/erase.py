@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rsmq.control.asking import MOST_ATTEMPTS
 from rsmq.control.audit import Audit
-from rsmq.dlq import DeadLetter
+from rsmq.dlq.dead_letter import read_dead_letter
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, to_ms
@@ -177,7 +177,7 @@ class Erase:
     async def _dead(self, topic: Topic, partition: int, key: str, group: str) -> int:
         dlq = self._keys.dlq(topic.name, partition, group)
         letters = [
-            DeadLetter._read(topic.name, partition, group, entry_id, flat)
+            read_dead_letter(topic.name, partition, group, entry_id, flat)
             async for entry_id, flat in self._entries(dlq)
         ]
         return await self._remove(dlq, [each.id.rpartition("/")[2] for each in letters if each.key == key])

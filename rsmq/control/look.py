@@ -21,6 +21,7 @@ from rsmq.control.status import (
     removed_or_unknown,
 )
 from rsmq.dlq import DeadLetter
+from rsmq.dlq.dead_letter import read_dead_letter
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import LOCATED_ID, sent_ms
 from rsmq.redis.client.connector import Client
@@ -98,7 +99,7 @@ class Look:
     ) -> DeadLetter | None:
         """The dead letter of a message: it is newer than the message."""
         found = await self._entry(self._keys.dlq(topic, partition, group), field, value, after)
-        return None if found is None else DeadLetter._read(topic, partition, group, *found)
+        return None if found is None else read_dead_letter(topic, partition, group, *found)
 
     async def _record(
         self, topic: str, partition: int, group: str, stream_id: str, after: str

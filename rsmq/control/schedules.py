@@ -17,7 +17,7 @@ from rsmq.model.message import encode_payload
 from rsmq.model.record import whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, lookup_topic
 
 KINDS: Final = (
     "last", "rule", "served", "set", "paused", "run", "failures", "trace", "history", "owner", "until", "added"
@@ -96,7 +96,7 @@ class Schedules:
         """
         wanted = build_schedule(lambda: payload, schedule, topic, name=name, **options)
         data, kind = encode_payload(payload)
-        found = await self._topics._lookup(topic)
+        found = await lookup_topic(self._topics, topic)
         key = self._keys.every(topic, self._number(found, name, wanted.key))
         is_known, is_added = await self._client.execute_command("HMGET", key, f"rule|{name}", f"added|{name}")
         if is_known and not is_added:

@@ -11,7 +11,7 @@ from rsmq.dlq import DeadLetter
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
-from rsmq.model.message import Message
+from rsmq.model.message import Message, becomes_dead, remaining_ms
 from rsmq.model.record import whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, number
@@ -268,10 +268,10 @@ def expired(message: Message, status: GroupStatus, now_ms: int) -> datetime | No
 
     A running attempt goes on. An expired message that becomes a dead letter is one, or was settled before.
     """
-    left = message._lifetime(now_ms)
+    left = remaining_ms(message, now_ms)
     if left is None or left > 0 or status.state not in STARTABLE:
         return None
-    return None if status.state == "settled" and message._becomes_dead else message.expires
+    return None if status.state == "settled" and becomes_dead(message) else message.expires
 
 
 def dead_status(group: str, letter: DeadLetter, failed: tuple[FailedAttempt, ...] = ()) -> GroupStatus:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Self
 
 from rsmq.errors import ConfigError, Malformed, MessageError
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
@@ -49,38 +48,6 @@ class DeadLetter:
     history: tuple[FailedAttempt, ...] = ()
     sealed: str = ""
 
-    @classmethod
-    def _read(cls, topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> Self:
-        """Make one from an entry of the dead-letter stream. Never fails: missing fields stay empty."""
-        pairs = list(zip(entry[::2], entry[1::2], strict=False))
-        notes = {name: value for name, value in pairs if name.startswith(PREFIX)}
-        if PACKED in notes:
-            flat = unpacked(notes[PACKED])
-            original = tuple(zip(flat[::2], flat[1::2], strict=False))
-        else:
-            original = tuple((name, value) for name, value in pairs if not name.startswith(PREFIX))
-        first = dict(reversed(original))
-        origin = notes.get(b"dlq.origin", b"")
-        return cls(
-            id=letter_id(partition, stream_id),
-            topic=topic,
-            partition=partition,
-            group=group,
-            reason=text(notes.get(b"dlq.reason")) or "",
-            error=text(notes.get(b"dlq.error")) or "",
-            attempts=number(notes.get(b"dlq.attempts"), 0),
-            origin=text(origin) or "",
-            at=from_epoch_ms(moment(notes.get(b"dlq.at_ms"), stream_id)),
-            member=text(notes.get(b"dlq.member")) or "",
-            data=first.get(b"data"),
-            key=text(first.get(b"key")),
-            message_id=text(first.get(b"id", origin)) or "",
-            headers=headers(first.get(b"h")),
-            fields=original,
-            traceback=text(notes.get(b"dlq.traceback")) or "",
-            history=from_field(notes.get(b"dlq.history")),
-        )
-
 
 def opened(letter: DeadLetter, encoding: Encoding) -> DeadLetter:
     """The dead letter with the payload that was published, if that can be undone."""
@@ -93,6 +60,38 @@ def opened(letter: DeadLetter, encoding: Encoding) -> DeadLetter:
         return replace(letter, data=encoding.undo(letter.data, binding))
     except MessageError as error:
         return replace(letter, sealed=why_sealed(error, enc.decode(errors="backslashreplace")))
+
+
+def read_dead_letter(topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> DeadLetter:
+    """A dead letter from an entry of the dead-letter stream. Never fails: missing fields stay empty."""
+    pairs = list(zip(entry[::2], entry[1::2], strict=False))
+    notes = {name: value for name, value in pairs if name.startswith(PREFIX)}
+    if PACKED in notes:
+        flat = unpacked(notes[PACKED])
+        original = tuple(zip(flat[::2], flat[1::2], strict=False))
+    else:
+        original = tuple((name, value) for name, value in pairs if not name.startswith(PREFIX))
+    first = dict(reversed(original))
+    origin = notes.get(b"dlq.origin", b"")
+    return DeadLetter(
+        id=letter_id(partition, stream_id),
+        topic=topic,
+        partition=partition,
+        group=group,
+        reason=text(notes.get(b"dlq.reason")) or "",
+        error=text(notes.get(b"dlq.error")) or "",
+        attempts=number(notes.get(b"dlq.attempts"), 0),
+        origin=text(origin) or "",
+        at=from_epoch_ms(moment(notes.get(b"dlq.at_ms"), stream_id)),
+        member=text(notes.get(b"dlq.member")) or "",
+        data=first.get(b"data"),
+        key=text(first.get(b"key")),
+        message_id=text(first.get(b"id", origin)) or "",
+        headers=headers(first.get(b"h")),
+        fields=original,
+        traceback=text(notes.get(b"dlq.traceback")) or "",
+        history=from_field(notes.get(b"dlq.history")),
+    )
 
 
 def letter_id(partition: int, stream_id: bytes) -> str:

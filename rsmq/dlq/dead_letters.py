@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import anyio
 
-from rsmq.dlq.dead_letter import DeadLetter, opened, split_id
+from rsmq.dlq.dead_letter import DeadLetter, opened, read_dead_letter, split_id
 from rsmq.dlq.selection import Selection
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.duration import Duration, checked_duration
@@ -96,7 +96,7 @@ class DeadLetters:
         partition, stream_id = split_id(letter)
         key = self._keys.dlq(topic.name, partition, group)
         for found, fields in await self._client.execute_command("XRANGE", key, stream_id, stream_id):
-            return opened(DeadLetter._read(topic.name, partition, group, found, fields), self._encoding)
+            return opened(read_dead_letter(topic.name, partition, group, found, fields), self._encoding)
         return None
 
     async def replay(
@@ -154,7 +154,7 @@ class DeadLetters:
             while page:
                 stream_id, fields = page.popleft()
                 start = b"(" + stream_id
-                yield opened(DeadLetter._read(topic, partition, group, stream_id, fields), self._encoding)
+                yield opened(read_dead_letter(topic, partition, group, stream_id, fields), self._encoding)
             if is_last:
                 return
 

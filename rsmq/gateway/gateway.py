@@ -97,9 +97,8 @@ class Gateway:
         """The ports it listens on, once it runs."""
         self.is_ended = False
         self._timings: Timings | None = None
-        """Gets durations, if something measures them. To be set before `run`."""
         self.router: MqttRouter | None = None
-        self._pressure: Pressure | None = None
+        self.pressure: Pressure | None = None
         self._stopping = anyio.Event()
         self._lease: GatewayLease | None = None
         self._refusals: Refusals | None = None
@@ -189,7 +188,7 @@ class Gateway:
             partial(counts.dropped, "other gateways, QoS 0"),
         )  # fmt: skip
         router = self.router = MqttRouter(registry, writer, retained, clock.now_ms)
-        pressure = self._pressure = Pressure(
+        pressure = self.pressure = Pressure(
             router, lambda names: others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
         )
         others.obey(KICK, clients.kick)
@@ -290,10 +289,10 @@ class Gateway:
 
     async def _keep_pressure(self, context: Context, _opened: Connection) -> None:
         """Slow publishers down where the router lags."""
-        assert self._pressure is not None
+        assert self.pressure is not None
         while True:
             await anyio.sleep(PRESSURE_TURN)
-            self._pressure.turn(context.fleet.clock.now_ms())
+            self.pressure.turn(context.fleet.clock.now_ms())
 
     async def _tell_about(self, context: Context, opened: Connection) -> None:
         """Say what this gateway does, for the doctor."""
@@ -335,3 +334,8 @@ class Gateway:
 def tell(batcher: ScriptBatcher, keys: Keys, token: str, lines: bytes) -> None:
     """Send lines to an operator who watches a client. They may get lost."""
     batcher.submit(BROADCAST, (keys.trace(token),), (lines,)).add_done_callback(asyncio.Future.exception)
+
+
+def measure(gateway: Gateway, timings: Timings) -> None:
+    """Give `timings` how long the messages of a gateway take to be stored and delivered. Before it runs."""
+    gateway._timings = timings

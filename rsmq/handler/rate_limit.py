@@ -107,14 +107,15 @@ class Rate:
             return self.by
         return _everything if self.cost or self.burst else None
 
-    def _share_of(self, members: int) -> tuple[int, float]:
-        """The share of one of `members`, as a limit and seconds. All shares together never exceed the rate."""
-        seconds = self.per.total_seconds()
-        if self.over == "member" or members <= 1:
-            return self.limit, seconds
-        if self.limit >= members:
-            return self.limit // members, seconds
-        return 1, seconds * members / self.limit
+
+def share_of(rate: Rate, members: int) -> tuple[int, float]:
+    """The share of one of `members`, as a limit and seconds. All shares together never exceed the rate."""
+    seconds = rate.per.total_seconds()
+    if rate.over == "member" or members <= 1:
+        return rate.limit, seconds
+    if rate.limit >= members:
+        return rate.limit // members, seconds
+    return 1, seconds * members / rate.limit
 
 
 def _everything(_message: Message) -> str:

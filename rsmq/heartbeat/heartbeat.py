@@ -27,7 +27,7 @@ from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.member import request_in
 from rsmq.model.own_process import about_process, memory_bytes
 from rsmq.model.reason import lost_body
-from rsmq.model.settings import Settings
+from rsmq.model.settings import Settings, heartbeat_interval, lease_margin
 from rsmq.redis.client.connector import BlockingClient, Connector, translate
 from rsmq.redis.pubsub import probe
 from rsmq.redis.scripts import OK, TOUCH_MESSAGES, Value
@@ -58,7 +58,7 @@ class InFlightMessages:
 
 
 class Heartbeat:
-    """Renews everything of one member every `_heartbeat_interval`.
+    """Renews everything of one member every `heartbeat_interval`.
 
     A renewal counts from its start: a lease is believed until `started + ttl - margin`. What the server refuses is lost
     at once. No error ends the thread: it logs an outage once and tries again.
@@ -78,7 +78,7 @@ class Heartbeat:
         self._settings, self._keys = settings, keys
         self._connector = connector
         self._ttl = to_ms(settings.lease_ttl)
-        self._fresh = (settings.lease_ttl - settings._lease_margin - settings._heartbeat_interval / 2).total_seconds()
+        self._fresh = (settings.lease_ttl - lease_margin(settings) - heartbeat_interval(settings) / 2).total_seconds()
         self._registration = Registration(keys, member, self._ttl)
         self._lock = threading.Lock()
         self._leases: dict[Lease, Callable[[Lease], None]] = {}
@@ -223,7 +223,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         client = self._connector.blocking_client()
-        interval = self._settings._heartbeat_interval.total_seconds()
+        interval = heartbeat_interval(self._settings).total_seconds()
         while not self._ending.is_set():
             self._renewal_wanted.clear()
             if not self._is_needed:
@@ -254,7 +254,7 @@ class Heartbeat:
         with self._lock:
             leases, in_flight = dict(self._leases), list(self._in_flight.values())
         memberships = self._registration.memberships
-        deadline = monotonic() + (self._settings.lease_ttl - self._settings._lease_margin).total_seconds()
+        deadline = monotonic() + (self._settings.lease_ttl - lease_margin(self._settings)).total_seconds()
         own = self._keys.presence(self.member)
         touches = [list(self._touches(each)) for each in in_flight]
         renewals = [lease.renewal(self._ttl) for lease in leases]

@@ -10,7 +10,7 @@ from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.registration import longer_leases
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
-from rsmq.model.settings import Settings
+from rsmq.model.settings import Settings, lease_margin
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import kill_command
 from rsmq.redis.pubsub import listeners
@@ -133,7 +133,7 @@ class Leases:
         if reply[0] != OK:
             return None
         await self._cut_off(key, reply[3].decode(errors="replace").splitlines())
-        deadline = started + (ttl - self._settings._lease_margin).total_seconds()
+        deadline = started + (ttl - lease_margin(self._settings)).total_seconds()
         return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline, int(reply[4]))
 
     async def _cut_off(self, key: str, readers: list[str]) -> None:

@@ -17,7 +17,7 @@ from rsmq.heartbeat.registration import read_members
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.record import exact_text, whole
-from rsmq.model.settings import Settings
+from rsmq.model.settings import Settings, heartbeat_interval
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce, listeners
 from rsmq.redis.scripts import LOOK_AT_MEMBERS, Ask
@@ -113,7 +113,7 @@ class Membership:
         self._member = member
         self._topic = topic
         self._group = group
-        self._interval = settings._heartbeat_interval.total_seconds()
+        self._interval = heartbeat_interval(settings).total_seconds()
         self._presence_interval = settings.presence_interval.total_seconds()
         grace = settings.presence_grace.total_seconds()
         self._watches_presence = grace > 0

@@ -16,7 +16,7 @@ from rsmq.handler.handler import Handler
 from rsmq.handler.reader import PayloadReader
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
-from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.message import Message, MessageOrigin, refuse_oversized
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.client.client import Client
 from rsmq.redis.streams import ask_all, groups_of
@@ -57,7 +57,7 @@ class SchemaFinding:
             if message.addressee is not None and message.addressee != handler.group.encode():
                 return
             self.checked += 1
-            message._check_size()
+            refuse_oversized(message)
             (reader or PayloadReader(handler.decode)).read(message)
         except (Malformed, CannotDecode) as error:
             text = str(error)

@@ -183,7 +183,7 @@ class Message:
             self.data = entry[1]
             self._id = entry[3]
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
-            self._check_size()
+            refuse_oversized(self)
             (check_headers if len(entry) == 10 else read_headers)(entry[-1])  # only those of a device repeat
         else:
             self._read_any_layout(entry)
@@ -204,7 +204,7 @@ class Message:
         self.addressee = fields.get(b"group")
         self.is_encoded = ENC in fields
         self.encoding = fields[ENC].decode(errors="backslashreplace") if self.is_encoded else None
-        self.expires_ms = expiry_of(fields, self._stored_ms) if EXPIRES in fields else None
+        self.expires_ms = expiry_of(fields, stored_ms(self)) if EXPIRES in fields else None
         size = sum(map(len, entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
             raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
@@ -214,17 +214,8 @@ class Message:
             read_headers(fields[b"h"])
 
     @property
-    def _stored_entry(self) -> list[bytes]:
-        """The fields of its entry, as they are stored."""
-        if self._entry is not None:
-            return self._entry
-        own_id = () if self._id is None else (b"id", self._id)
-        own_key = () if self._key is None else (b"key", self._key)
-        return [b"data", self.data, *own_id, *own_key]
-
-    @property
     def _fields(self) -> dict[bytes, bytes]:
-        pairs = iter(self._stored_entry)
+        pairs = iter(stored_entry(self))
         return dict(zip(pairs, pairs, strict=False))
 
     def undo(self, encoding: Encoding) -> None:
@@ -242,11 +233,6 @@ class Message:
         except MessageError as error:
             return why_sealed(error, self.encoding or "")
         return ""
-
-    def _check_size(self) -> None:
-        """Raise Oversized for a payload that is larger than any setting allows. The fetcher calls this when needed."""
-        if len(self.data) > LARGEST_PAYLOAD:
-            raise Oversized(len(self.data), LARGEST_PAYLOAD)
 
     @property
     def key(self) -> str | None:
@@ -289,22 +275,6 @@ class Message:
         return None if self.is_plain or self.expires_ms is None else from_epoch_ms(min(self.expires_ms, LATEST_MS))
 
     @property
-    def _becomes_dead(self) -> bool:
-        """Whether it becomes a dead letter when it expires; otherwise it is dropped."""
-        return self._fields.get(ON_EXPIRY) == b"dead"
-
-    @property
-    def _expiry_fields(self) -> tuple[str, ...]:
-        """The fields of another entry that expires at the same moment, and in the same way."""
-        if self.is_plain or self.expires_ms is None:
-            return ()
-        return ("expires", str(self.expires_ms), *(("on_expiry", "dead") if self._becomes_dead else ()))
-
-    def _lifetime(self, now_ms: int) -> int | None:
-        """Milliseconds until it expires, at most 0 if it has. None: it never does."""
-        return None if self.is_plain or self.expires_ms is None else self.expires_ms - now_ms
-
-    @property
     def topic(self) -> str:
         """The topic's name."""
         return self.origin.topic
@@ -343,19 +313,9 @@ class Message:
         return self.origin.run
 
     @property
-    def _has_outputs(self) -> bool:
-        """Whether its handler has published by it, in this attempt."""
-        return self.origin.has_outputs(self.entry_id)
-
-    @property
     def is_last_attempt(self) -> bool:
         """Whether it becomes a dead letter if this attempt fails: the place for a fallback, or for an alarm."""
         return 0 < self.origin.max_attempts <= self.attempt
-
-    @property
-    def _stored_ms(self) -> int:
-        """When the server stored it, in ms since 1970; a delayed message when it was due."""
-        return int(self.entry_id.partition(b"-")[0])
 
     @property
     def stream_id(self) -> str:
@@ -369,7 +329,7 @@ class Message:
             given = UUID(self.id)
             if given.version == 7:
                 return from_epoch_ms(given.int >> 80)
-        return from_epoch_ms(self._stored_ms)
+        return from_epoch_ms(stored_ms(self))
 
     def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, MessageRef]:
         """Publish an output: it is stored when this message is settled, in the same step, or not at all.
@@ -406,7 +366,7 @@ class Message:
 
     def again(self) -> Message:
         """A copy of this delivery for another call of the handler. Outputs of the last call cannot reach this one."""
-        other = Message(self.origin, self.entry_id, self._stored_entry, self.attempt)
+        other = Message(self.origin, self.entry_id, stored_entry(self), self.attempt)
         other.is_redelivered = self.is_redelivered
         other.is_suspect = self.is_suspect
         other.routing_key = self.routing_key
@@ -528,3 +488,45 @@ def without_body(message: Message) -> Message:
     other.is_suspect = message.is_suspect
     other.routing_key = message.routing_key
     return other
+
+
+def stored_entry(message: Message) -> list[bytes]:
+    """The fields of a message's entry, as they are stored: name, value, name, value."""
+    if message._entry is not None:
+        return message._entry
+    own_id = () if message._id is None else (b"id", message._id)
+    own_key = () if message._key is None else (b"key", message._key)
+    return [b"data", message.data, *own_id, *own_key]
+
+
+def stored_ms(message: Message) -> int:
+    """When the server stored a message, in ms since 1970; a delayed message when it was due."""
+    return int(message.entry_id.partition(b"-")[0])
+
+
+def refuse_oversized(message: Message) -> None:
+    """Raise Oversized for a payload that is larger than any setting allows. The fetcher calls this when needed."""
+    if len(message.data) > LARGEST_PAYLOAD:
+        raise Oversized(len(message.data), LARGEST_PAYLOAD)
+
+
+def becomes_dead(message: Message) -> bool:
+    """Whether a message becomes a dead letter when it expires; otherwise it is dropped."""
+    return message._fields.get(ON_EXPIRY) == b"dead"
+
+
+def same_expiry(message: Message) -> tuple[str, ...]:
+    """The fields of another entry that expires at the same moment, and in the same way."""
+    if message.is_plain or message.expires_ms is None:
+        return ()
+    return ("expires", str(message.expires_ms), *(("on_expiry", "dead") if becomes_dead(message) else ()))
+
+
+def remaining_ms(message: Message, now_ms: int) -> int | None:
+    """Milliseconds until a message expires, at most 0 if it has. None: it never does."""
+    return None if message.is_plain or message.expires_ms is None else message.expires_ms - now_ms
+
+
+def has_outputs(message: Message) -> bool:
+    """Whether the handler of a message has published by it, in this attempt."""
+    return message.origin.has_outputs(message.entry_id)

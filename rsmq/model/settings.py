@@ -256,40 +256,40 @@ class Settings:
             object.__setattr__(self, each.name, checked.get(each.name, each.default))
         self._refuse_contradictions()
 
-    @property
-    def _heartbeat_interval(self) -> timedelta:
-        """The interval between two lease renewals."""
-        return self.lease_ttl / 4 if self.heartbeat is None else self.heartbeat
-
-    @property
-    def _longest_read(self) -> timedelta:
-        """The limit of a blocking read."""
-        return min(self.lease_ttl / 3, timedelta(seconds=2)) if self.block is None else self.block
-
-    @property
-    def _lease_margin(self) -> timedelta:
-        """How long before the server's deadline a member gives up its lease."""
-        return self.lease_ttl / 6
-
     def changed(self) -> dict[str, Any]:
         """The settings that are not the defaults: `Settings(**settings.changed())` are the same ones."""
         return {name: value for name, value in vars(self).items() if value != getattr(Settings, name)}
 
     def _refuse_contradictions(self) -> None:
         """Raise ConfigError for settings that do not fit together."""
-        if self._heartbeat_interval * 3 > self.lease_ttl:
+        if heartbeat_interval(self) * 3 > self.lease_ttl:
             raise ConfigError(
-                f"heartbeat ({duration(self._heartbeat_interval)}) must be at most a third of lease_ttl "
+                f"heartbeat ({duration(heartbeat_interval(self))}) must be at most a third of lease_ttl "
                 f"({duration(self.lease_ttl)}): one lost renewal must not cost the lease"
             )
-        if self._longest_read >= self.lease_ttl:
+        if longest_read(self) >= self.lease_ttl:
             raise ConfigError(
-                f"block ({duration(self._longest_read)}) must be shorter than lease_ttl ({duration(self.lease_ttl)})"
+                f"block ({duration(longest_read(self))}) must be shorter than lease_ttl ({duration(self.lease_ttl)})"
             )
         if timedelta(0) < self.presence_grace < 2 * self.presence_interval:
             raise ConfigError(
                 f"presence_grace ({duration(self.presence_grace)}) must be 0 or at least twice presence_interval"
             )
+
+
+def heartbeat_interval(settings: Settings) -> timedelta:
+    """The time between two lease renewals: `heartbeat`, or a quarter of the lease."""
+    return settings.lease_ttl / 4 if settings.heartbeat is None else settings.heartbeat
+
+
+def longest_read(settings: Settings) -> timedelta:
+    """How long a read may block: `block`, or a third of the lease, at most two seconds."""
+    return min(settings.lease_ttl / 3, timedelta(seconds=2)) if settings.block is None else settings.block
+
+
+def lease_margin(settings: Settings) -> timedelta:
+    """How long before the server's deadline a member gives up its lease."""
+    return settings.lease_ttl / 6
 
 
 NAMES: Final = [each.name for each in fields(Settings)]

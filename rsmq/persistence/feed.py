@@ -14,7 +14,7 @@ from rsmq.handler.signature import read_signature
 from rsmq.model.duration import Duration
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.keys import encode_device
-from rsmq.model.message import Message
+from rsmq.model.message import Message, remaining_ms, stored_ms
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt, expiry_ms
 from rsmq.persistence.letter import pack_letter, seal
 
@@ -110,7 +110,7 @@ class Feed:
         source = f"source:{message.topic}.{message.partition}/{self._group}"
         envelope = seal(message.data, message.type, message.topic, message.headers)
         writer, receipt, ttl = self._writer(), Receipt(), self._ttl
-        left = message._lifetime(message._stored_ms)
+        left = remaining_ms(message, stored_ms(message))
         if left is not None:
             ttl = max(1, left if ttl == b"" else min(int(ttl), left))
         writer.put(devices, source, pack_letter(position, milliseconds, ttl, envelope), receipt)

@@ -21,7 +21,7 @@ from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
-from rsmq.model.message import Message, encode_payload, entry_fields, message_id_at, new_message_id
+from rsmq.model.message import Message, encode_payload, entry_fields, message_id_at, new_message_id, same_expiry
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import not_unicode, partition_for
 from rsmq.model.publish_options import (
@@ -42,7 +42,7 @@ from rsmq.producer.publication import Preparation
 from rsmq.producer.send_queue import SendQueue
 from rsmq.producer.sender import Sender
 from rsmq.redis.client.connector import Client
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic
 
 LARGE: Final = 4096
 """Larger messages join a batch one by one, so that it does not become much larger than it may."""
@@ -169,7 +169,7 @@ class Producer:
             kind = Claims
             if key is None:  # a name lives in one partition
                 key = name.name
-        target = self._topics._cached(topic) or await self._topics._lookup(topic)
+        target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
         due = due_time(delay, at) if is_delayed else ""
@@ -212,7 +212,7 @@ class Producer:
     ) -> Output:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
         writes."""
-        target = self._topics._cached(topic) or await self._topics._lookup(topic)
+        target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
         due = due_time(delay, at)
@@ -226,7 +226,7 @@ class Producer:
     async def claim(self, message: EncodedMessage, name: Unique) -> MessageRef:
         """Store a message with a unique name as `publish` does, and return its ref."""
         topic, data, kind, message_id, key, headers, extra, due, band, wait_replicas = message
-        target = self._topics._cached(topic) or await self._topics._lookup(topic)
+        target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         block = target.normal if band is None else await self._block(target, band)
         fields = Claims.encode(data, message_id, key, kind, headers, extra)
         entry = Claim(fields, name, due, len(target.numbers) == 1)
@@ -244,7 +244,7 @@ class Producer:
 
         Raises what `publish` raises before it writes. Bytes that were stored once are not too large.
         """
-        target = self._topics._cached(topic) or await self._topics._lookup(topic)
+        target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         key, data, kind = message.key, message.data, message.type
         if payload:
             data, kind = encode_payload(*payload)
@@ -252,7 +252,7 @@ class Producer:
         if self.prepare is not None:
             shown = payload[0] if payload else data if message.payload is None else message.payload
             headers = self.prepare(topic, shown, headers, key)
-        identity, extra = self._new_id(), message._expiry_fields
+        identity, extra = self._new_id(), same_expiry(message)
         if self.encoding is not None:
             data, extra = self.encoding.extend(data, identity, key, kind, extra)
         fields = entry_fields(data, identity, key, kind, headers, extra)
@@ -262,7 +262,7 @@ class Producer:
 
     def topic(self, output: Output) -> Topic:
         """The target of an output, with its present limits as far as this process knows them."""
-        return self._topics._cached(output.topic) or output.target
+        return cached_topic(self._topics, output.topic) or output.target
 
     async def read_limits(self, topic: str) -> None:
         """Read the limits of a topic again."""
@@ -350,7 +350,7 @@ class Producer:
         """
         if not 1 <= batch <= MOST_MESSAGES:
             raise ConfigError(f"batch={batch} is not possible: use 1 to {MOST_MESSAGES} messages")
-        target = self._topics._cached(topic) or await self._topics._lookup(topic)
+        target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         block = target.normal if band is None else await self._block(target, band)
         queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once

@@ -106,8 +106,8 @@ class Declaration(NamedTuple):
 
 
 class LookupCaller(NamedTuple):
-    """A caller of `lookup`: until when it waits, and what ends its wait: a topic, why there is none, or None if it is
-    the first now, and reads itself."""
+    """A caller of `lookup_topic`: until when it waits, and what ends its wait: a topic, why there is none, or None if
+    it is the first now, and reads itself."""
 
     deadline: float
     turn: asyncio.Future[Topic | BrokerUnavailable | None]
@@ -116,7 +116,8 @@ class LookupCaller(NamedTuple):
 class Topics:
     """The topics under one prefix. A topic exists when its hash has `partitions`.
 
-    `declared`: what the code of this process says about a topic.
+    `declared`: what the code of this process says about a topic. `known`: a topic as a member knows it, which is made
+    again as it was if the server has lost it.
     """
 
     def __init__(
@@ -125,21 +126,15 @@ class Topics:
         keys: Keys,
         settings: Settings,
         declared: Callable[[str], Declaration] = lambda _: Declaration(),
+        known: Topic | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
         self._settings = settings
         self._declared = declared
-        self._known: dict[str, tuple[float, Topic]] = {}
+        self._known: dict[str, tuple[float, Topic]] = {} if known is None else {known.name: (monotonic(), known)}
         self._lookups: dict[str, deque[LookupCaller]] = {}
         self._unreadable: dict[str, str] = {}
-
-    @classmethod
-    def _knowing(cls, client: Client, keys: Keys, settings: Settings, topic: Topic) -> Topics:
-        """For a member that makes its topic again: with the layout that it had."""
-        topics = cls(client, keys, settings)
-        topics._known[topic.name] = (monotonic(), topic)
-        return topics
 
     async def ensure(self, name: str, partitions: int | None = None) -> Topic:
         """Return the topic, created on first use, with the bands that this process declares.
@@ -223,35 +218,9 @@ class Topics:
             )
         return topic
 
-    def _cached(self, name: str) -> Topic | None:
-        """The topic as read within the last 10 s, or None. None, too, while earlier callers wait for it in `lookup`:
-        another task may have read it meanwhile, and a message that is published now must not overtake theirs."""
-        return None if name in self._lookups else self._fresh(name)
-
     def _fresh(self, name: str) -> Topic | None:
         entry = self._known.get(name)
         return entry[1] if entry is not None and entry[0] > monotonic() else None
-
-    async def _lookup(self, name: str) -> Topic:
-        """The topic for publishing: created if needed, read again after 10 s; waits for an unavailable server.
-
-        Returns in the order of the calls. The first caller reads, and what it has read is for all that wait: one after
-        the other, a thousand publishers would never be done with waiting for each other.
-        """
-        patience = self._settings.unavailable_timeout.total_seconds()
-        queue = self._lookups.setdefault(name, deque())
-        own = LookupCaller(awake() + patience, asyncio.get_running_loop().create_future())
-        queue.append(own)
-        try:
-            if queue[0] is own:
-                own.turn.set_result(None)
-            found = await own.turn
-            if isinstance(found, BrokerUnavailable):
-                raise BrokerUnavailable(str(found))
-            return found or self._fresh(name) or await self._read_for(queue, name, own.deadline)
-        finally:
-            queue.remove(own)
-            self._call_next(queue, name)
 
     async def _read_for(self, queue: deque[LookupCaller], name: str, deadline: float) -> Topic:
         """Read a topic. An error is also that of those who would wait no longer."""
@@ -471,6 +440,34 @@ def write_limits(limits: Mapping[str, Any]) -> dict[str, Value]:
                 f"retention_age as a duration from 0"
             )
     return fields
+
+
+def cached_topic(topics: Topics, name: str) -> Topic | None:
+    """The topic as read within the last 10 s, or None. None, too, while earlier callers wait in `lookup_topic`: another
+    task may have read it meanwhile, and a message that is published now must not overtake theirs."""
+    return None if name in topics._lookups else topics._fresh(name)
+
+
+async def lookup_topic(topics: Topics, name: str) -> Topic:
+    """The topic for publishing: created if needed, read again after 10 s; waits for an unavailable server.
+
+    Returns in the order of the calls. The first caller reads, and what it has read is for all that wait: one after
+    the other, a thousand publishers would never be done with waiting for each other.
+    """
+    patience = topics._settings.unavailable_timeout.total_seconds()
+    queue = topics._lookups.setdefault(name, deque())
+    own = LookupCaller(awake() + patience, asyncio.get_running_loop().create_future())
+    queue.append(own)
+    try:
+        if queue[0] is own:
+            own.turn.set_result(None)
+        found = await own.turn
+        if isinstance(found, BrokerUnavailable):
+            raise BrokerUnavailable(str(found))
+        return found or topics._fresh(name) or await topics._read_for(queue, name, own.deadline)
+    finally:
+        queue.remove(own)
+        topics._call_next(queue, name)
 
 
 async def newer_topic(topics: Topics, known: Topic, group: str, found: Topic | None = None) -> Topic | None:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from rsmq.errors import BrokerError, ConfigError, StaleEpoch
 from rsmq.handler.retry import AlreadyHandled, BatchRolledBack
 from rsmq.model.clock import now_ms, to_ms
-from rsmq.model.message import Message
+from rsmq.model.message import Message, has_outputs
 from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database
@@ -111,7 +111,7 @@ class MarkedWork:
 
     def refuse_outputs(self, instead: str) -> None:
         """Raise ConfigError if the handler has published by a message: a mark that is found would skip the output."""
-        if any([message._has_outputs for message in self.messages]):  # noqa: C419
+        if any([has_outputs(message) for message in self.messages]):  # noqa: C419
             raise ConfigError(
                 f"message.publish in a handler with {self.name}: its output is lost if the worker dies between the "
                 f"commit and the settlement. Write `{instead}`, which commits with the rest, or publish in a handler "

@@ -136,46 +136,9 @@ class RelayedOutbox:
         options: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Checked messages as rows. `options` are those of `row`, the same for all."""
-        return [self._row(topic, item, **{**options, "key": None if key is None else key(item)}) for item in items]
-
-    def _row(
-        self,
-        topic: str | NamedTopic,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        band: str | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
-        """A checked message as the row of the table, for code that inserts it in another way. `more`: see
-        `RowOptions.checked`."""
-        data, kind = encode_payload(checked_payload(topic, payload))
-        if self._payload_limit is None:
-            self._payload_limit = int(Settings().payload_limit)
-        if key is None:  # a unique name lives in one partition
-            key = more.get("unique")
-        identity = str(uuid_utils.uuid7())
-        options = RowOptions.checked(due_time(delay, at), **more) if more else NO_OPTIONS
-        stored, enc = self._encoding.encode(data, options.message_id or identity, key, kind)
-        check_size(stored, key, headers, self._payload_limit)
-        row: dict[str, Any] = {
-            "id": uuid.UUID(identity),
-            "deployment": self.deployment,
-            "aggregatetype": name_of_topic(topic),
-            "aggregateid": key,
-            "type": kind,
-            "payload": stored,
-            "headers": write_headers(headers).decode() if headers else None,
-            "band": None if band is None else checked_band(band),
-            "enc": enc or None,
-            "due_ms": due_ms(delay, at),
-            "options": options.to_text(),
-        }
-        self._on_row({**row, "payload": data} if enc else row)
-        return row
+        return [
+            outbox_row(self, topic, item, **{**options, "key": None if key is None else key(item)}) for item in items
+        ]
 
     def _cancel_row(self, message_id: str, topic: str | NamedTopic, key: str | None) -> dict[str, Any]:
         """The row that cancels a message."""
@@ -278,7 +241,7 @@ class Outbox(RelayedOutbox):
         """
         self._check(session)
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
-        row = self._row(topic, payload, **options)
+        row = outbox_row(self, topic, payload, **options)
         done, identity = self._insert(session, [row]), options.get("message_id") or str(row["id"])
         return identity if done is None else returned(done, identity)
 
@@ -386,6 +349,46 @@ async def returned(done: Awaitable[None], value: T) -> T:
     """A value, when something is done."""
     await done
     return value
+
+
+def outbox_row(
+    outbox: RelayedOutbox,
+    topic: str | NamedTopic,
+    payload: Any,
+    *,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    delay: Duration | None = None,
+    at: datetime | None = None,
+    band: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A checked message as the row of the table, for code that inserts it in another way. `more`: see
+    `RowOptions.checked`."""
+    data, kind = encode_payload(checked_payload(topic, payload))
+    if outbox._payload_limit is None:
+        outbox._payload_limit = int(Settings().payload_limit)
+    if key is None:  # a unique name lives in one partition
+        key = more.get("unique")
+    identity = str(uuid_utils.uuid7())
+    options = RowOptions.checked(due_time(delay, at), **more) if more else NO_OPTIONS
+    stored, enc = outbox._encoding.encode(data, options.message_id or identity, key, kind)
+    check_size(stored, key, headers, outbox._payload_limit)
+    row: dict[str, Any] = {
+        "id": uuid.UUID(identity),
+        "deployment": outbox.deployment,
+        "aggregatetype": name_of_topic(topic),
+        "aggregateid": key,
+        "type": kind,
+        "payload": stored,
+        "headers": write_headers(headers).decode() if headers else None,
+        "band": None if band is None else checked_band(band),
+        "enc": enc or None,
+        "due_ms": due_ms(delay, at),
+        "options": options.to_text(),
+    }
+    outbox._on_row({**row, "payload": data} if enc else row)
+    return row
 
 
 def bound_to(session: AsyncSession | Session) -> Engine:

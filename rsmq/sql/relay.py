@@ -28,7 +28,7 @@ from rsmq.redis.outboxes import CountedOutbox, report_outbox
 from rsmq.redis.scripts import OK, RELAY_ROWS, Value
 from rsmq.redis.server_context import RowActions, ServerContext
 from rsmq.redis.streams import trim
-from rsmq.redis.topics import Topic
+from rsmq.redis.topics import Topic, cached_topic, lookup_topic
 from rsmq.sql.database import Database
 from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.listener import CommitListener
@@ -436,7 +436,7 @@ class OutboxRelay:
 
     async def _topic(self, name: str) -> Topic:
         check_name("topic", name)
-        return self._context.topics._cached(name) or await self._context.topics._lookup(name)
+        return cached_topic(self._context.topics, name) or await lookup_topic(self._context.topics, name)
 
     def _read(self, connection: Connection) -> Sequence[Row]:
         """The oldest rows that can be seen, without those of a full topic.

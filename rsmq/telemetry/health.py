@@ -18,7 +18,7 @@ from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.running.task_slot import TaskSlot
 from rsmq.handler.failure import describe
 from rsmq.model.clock import awake, monotonic
-from rsmq.model.settings import Settings
+from rsmq.model.settings import Settings, longest_read
 from rsmq.telemetry.loop_monitor import LATE, LoopBlock, LoopMonitor
 
 Probe = Literal["live", "ready"]
@@ -70,7 +70,7 @@ class HealthLimits:
     @classmethod
     def of(cls, settings: Settings) -> HealthLimits:
         """The limits of these settings. A turn may last as long as a worker waits for an unreachable server."""
-        read = settings._longest_read.total_seconds() + READ_MARGIN
+        read = longest_read(settings).total_seconds() + READ_MARGIN
         stall = settings.stall_limit.total_seconds()
         return cls(
             stall=stall,

@@ -16,7 +16,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from rsmq.model.message import HEADED, Message
+from rsmq.model.message import HEADED, Message, stored_entry
 
 PARENT: Final = "00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
 match_parent: Final = re.compile(PARENT).fullmatch
@@ -74,7 +74,7 @@ class Propagation:
         """The span of a message whose context is nothing else; without the configured propagators."""
         if not self.is_standard:
             return None
-        entry = message._stored_entry
+        entry = stored_entry(message)
         match: re.Match[Any] | None = None
         if entry[::2] in HEADED:  # then there are no other headers
             match = match_only_parent(entry[-1])

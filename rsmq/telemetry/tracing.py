@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Any, Final, TypeVar
 
 from rsmq.broker import Broker
+from rsmq.broker.broker import producer_of
 from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
 from rsmq.handler.middleware import Call, Payloads, Wrapping
@@ -59,7 +60,7 @@ def trace(broker: Broker, tracer_provider: TracerProvider | None = None, *, shar
     Call it before the broker connects. Handler middlewares registered later run inside of the span. With `share` below
     1 only that share of the publishes begins a trace; the others cost next to nothing, here and in their handlers.
     """
-    if broker._producer is not None:
+    if producer_of(broker) is not None:
         raise ConfigError("the broker is connected already: call trace(broker) right after creating it")
     if not 0 <= share <= 1:
         raise ConfigError(f"share={share!r} is not possible: use 0 to 1, such as 0.01 for one in a hundred")

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from rsmq.broker import Broker
+from rsmq.broker.broker import producer_of
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.middleware import Call, Wrapping
 from rsmq.model.call_counts import BOUNDS, SHORT
@@ -38,7 +39,7 @@ class WorkerMetrics:
 
     def read(self) -> Iterator[Sample]:
         """Everything that this process knows about itself."""
-        worker, producer, cancelled = self._broker.worker, self._broker._producer, Counter(self._broker.cancelled)
+        worker, producer, cancelled = self._broker.worker, producer_of(self._broker), Counter(self._broker.cancelled)
         yield Sample(metric.SERVING, (), worker is not None and worker.is_serving)
         if worker is not None:
             yield Sample(metric.INFO, (worker.member, installed("rsmq")), 1)

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Self, Unpack
 from pydantic_core import from_json
 
 from rsmq.broker import Broker
+from rsmq.broker.broker import pointed_at
 from rsmq.broker.sync_broker import SyncBroker
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.waiting.lane import Lane
@@ -186,7 +187,7 @@ class Harness:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.enter_context(self.broker._pointed_at(self.settings, around=self._observe, on_row=self._note_row))
+            stack.enter_context(pointed_at(self.broker, self.settings, around=self._observe, on_row=self._note_row))
             stack.push_async_callback(self._clean_outboxes)
             self._hold_schedules(stack)
             await stack.enter_async_context(self._serving())

@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from rsmq.broker.broker import pointed_at
 from rsmq.handler.middleware import Call
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
@@ -42,7 +43,7 @@ async def serve(job: Job) -> None:
                 note("commit", message)
         return result
 
-    with broker._pointed_at(Settings(**job.settings), around=keep_ledger):
+    with pointed_at(broker, Settings(**job.settings), around=keep_ledger):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
         async with anyio.create_task_group() as tasks:
             await tasks.start(broker.run)

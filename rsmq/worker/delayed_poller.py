@@ -20,7 +20,7 @@ from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.scripts import RELEASE_DELAYED
 from rsmq.redis.streams import trim
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Topics, cached_topic
 
 log = logging.getLogger("rsmq.delay")
 
@@ -138,7 +138,7 @@ class DelayedPoller:
 
     async def _limit(self, name: str) -> tuple[int, str]:
         """The `max_length` of a topic, and what happens when it is full."""
-        topic = self._topics._cached(name) or await self._topics.find(name)
+        topic = cached_topic(self._topics, name) or await self._topics.find(name)
         return (topic.max_length, topic.on_full) if topic is not None else (0, "reject")
 
     async def _make_room(self, partition: Partition) -> None:

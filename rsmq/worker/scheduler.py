@@ -26,7 +26,7 @@ from rsmq.model.words import count, duration
 from rsmq.producer.publication import Preparation
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import LEAD_SCHEDULE, NOTE_RUN, OK, PUBLISH_TICK
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, lookup_topic
 
 log = logging.getLogger("rsmq.schedule")
 
@@ -257,7 +257,7 @@ class Scheduler:
         self._led.discard(schedule.full_name)
 
     async def _partition_of(self, schedule: Schedule) -> tuple[Topic, int]:
-        topic = await self._topics._lookup(schedule.topic)
+        topic = await lookup_topic(self._topics, schedule.topic)
         return topic, topic.open_block(schedule.band).partition_for(
             schedule.name if schedule.key is None else schedule.key
         )

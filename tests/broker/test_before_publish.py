@@ -13,6 +13,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from rsmq import Broker, ConfigError, Message, Publication, Reject, Settings
+from rsmq.broker.broker import producer_of
 from rsmq.telemetry.tracing import trace
 from tests.consumer.test_outputs import payloads, settled, stored
 from tests.patience import until
@@ -164,8 +165,8 @@ async def test_broker_without_them_publishes_no_headers(bare: Broker) -> None:
     async with bare:
         await bare.publish("t", "1")
         assert await headers_of(bare, "t") == [{}]
-        assert bare._producer is not None
-        assert bare._producer.prepare is None
+        assert producer_of(bare) is not None
+        assert producer_of(bare).prepare is None
 
 
 async def test_function_that_would_have_no_effect_is_refused(bare: Broker) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from rsmq.cli import make_app
 from rsmq.errors import ConfigError
 from rsmq.sql import Outbox
+from rsmq.sql.outbox import outbox_row
 from rsmq.sql.tables import OUTBOX
 
 runner = CliRunner()
@@ -32,7 +33,7 @@ def test_init_creates_what_is_missing_and_status_counts_what_waits(tmp_path: Pat
     found = runner.invoke(make_app(), ["outbox", "status", url, "--json"])
     assert (found.exit_code, json.loads(found.output)[0]["backlog"]) == (0, 1)
     with engine.begin() as connection:
-        connection.execute(insert(OUTBOX), {**outbox._row("orders", 2), "error": "why not"})
+        connection.execute(insert(OUTBOX), {**outbox_row(outbox, "orders", 2), "error": "why not"})
     engine.dispose()
     found = runner.invoke(make_app(), ["outbox", "status", url])
     assert (found.exit_code, "why not" in found.output) == (1, True)
@@ -54,8 +55,8 @@ def test_doctor_finds_an_outbox_that_does_not_drain(tmp_path: Path, server_url: 
     assert findings() == []
     with engine.begin() as connection:
         old = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=2)
-        connection.execute(insert(OUTBOX), {**outbox._row("orders", 2), "created_at": old})
-        connection.execute(insert(OUTBOX), {**outbox._row("orders", 3), "error": "why not"})
+        connection.execute(insert(OUTBOX), {**outbox_row(outbox, "orders", 2), "created_at": old})
+        connection.execute(insert(OUTBOX), {**outbox_row(outbox, "orders", 3), "error": "why not"})
     engine.dispose()
     late, refused = findings()
     assert "2 rows of the outbox wait, the oldest for 2 h" in late

@@ -24,7 +24,7 @@ from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.preflight import gather, judge
 from rsmq.redis.pubsub import listeners
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Topics, lookup_topic
 from tests.cluster.cluster import Cluster
 from tests.model.test_keys import ACL
 from tests.patience import PATIENCE, until
@@ -116,7 +116,7 @@ async def test_retries_delays_and_dead_letters_work_on_every_node(broker: Broker
         for number in range(60):
             await broker.publish("t", {"n": number}, delay=timedelta(milliseconds=200) if number % 2 else None)
         await record.complete({"": [number for number in range(60) if number % 5]}, is_ordered=False)
-        topic = await broker.topics._lookup("t")
+        topic = await lookup_topic(broker.topics, "t")
         with anyio.fail_after(20):
             while await broker.dead_letters.count(topic, "g") < 12:
                 await anyio.sleep(0.02)

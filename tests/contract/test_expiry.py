@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rsmq import Broker, Message, Retry
+from rsmq.model.message import becomes_dead
 from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
 from tests.patience import until
 
@@ -107,7 +108,7 @@ async def test_outputs_many_and_letters_carry_an_expiry(broker: Broker) -> None:
 
     @broker.handler("out", group="g")
     async def handle_output(message: Message) -> None:
-        got["output"] = (message.expires, message._becomes_dead)
+        got["output"] = (message.expires, becomes_dead(message))
 
     broker.deliver("t", to=lambda _: "device-1")
     async with broker.running():

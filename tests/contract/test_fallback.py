@@ -13,7 +13,7 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerUnavailable, Burial, ConfigError, Fallback, Message, Reject, RetryPolicy, Router
 from rsmq.consumer.settling.settler import Settler
-from rsmq.model.message import MessageOrigin
+from rsmq.model.message import MessageOrigin, becomes_dead
 from rsmq.redis.scripts import SETTLE_OUTPUTS
 from tests.contract.witness import Witness, ask, dies, letters_of, settled
 from tests.patience import until
@@ -110,7 +110,7 @@ async def test_a_message_that_failed_for_good_is_handed_on(broker: Broker, witne
         assert three.headers["fallback.id"] == text
         assert len({one.id, two.id, three.id, *refs, text}) == 7
         assert one.expires == FAR
-        assert one._becomes_dead
+        assert becomes_dead(one)
         assert three.expires is None
         assert broker.worker is not None
         stats = broker.worker.consumers[0].stats

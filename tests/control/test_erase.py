@@ -16,6 +16,7 @@ from tenacity import wait_fixed
 from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
 from rsmq.control import Erased
 from rsmq.control.audit import Audit
+from rsmq.redis.topics import cached_topic
 from tests.contract.witness import ask, dies, settled
 from tests.patience import until
 
@@ -93,7 +94,7 @@ async def test_a_key_is_erased_in_every_state(broker: Broker) -> None:
 
 def broker_partition(broker: Broker, topic: str, key: str) -> int:
     """Where a key is."""
-    found = broker.topics._cached(topic)
+    found = cached_topic(broker.topics, topic)
     assert found is not None
     return found.normal.partition_for(key)
 

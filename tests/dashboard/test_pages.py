@@ -22,6 +22,7 @@ from rsmq.dashboard.overview import first, more
 from rsmq.dashboard.payload import readable
 from rsmq.model.words import installed
 from rsmq.sql import Outbox, create_tables
+from rsmq.sql.outbox import outbox_row
 from rsmq.sql.tables import OUTBOX
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server, wait_until
@@ -304,7 +305,7 @@ def test_overview_shows_what_waits_in_an_outbox(
     with engine.begin() as connection:
         create_tables(connection)
         outbox.publish(connection, "full", {"waits": 1})
-        connection.execute(OUTBOX.insert(), {**outbox._row("full", 1), "error": "no such topic"})
+        connection.execute(OUTBOX.insert(), {**outbox_row(outbox, "full", 1), "error": "no such topic"})
     engine.dispose()
     start("worker", "shop:broker")
     row = r"<tr[^>]*><td[^>]*>[^<]*shop\.db</td><td[^>]*>1</td><td[^>]*>[^<–]+</td><td[^>]*>1</td><td[^>]*>[^<]+-\d+-"

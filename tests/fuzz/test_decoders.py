@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rsmq.cli.parameters import duration_argument, parse_headers, parse_payload, parse_start, parse_time
-from rsmq.dlq.dead_letter import DeadLetter, letter_id, split_id
+from rsmq.dlq.dead_letter import letter_id, read_dead_letter, split_id
 from rsmq.errors import BrokerError, ConfigError, Malformed, NotJson, RsmqError
 from rsmq.handler.payload import decoder_for
 from rsmq.inspector.state import read_info
 from rsmq.model.keys import Keys, check_name, decode_device, encode_device
-from rsmq.model.message import Message, MessageOrigin, entry_fields, read_headers
+from rsmq.model.message import Message, MessageOrigin, entry_fields, read_headers, refuse_oversized
 from rsmq.model.packing import pack_fields, unpack_fields
 from rsmq.model.settings import Settings
 from rsmq.persistence.devices import read_device
@@ -102,7 +102,7 @@ def test_entry_is_a_message_or_malformed(pairs: list[tuple[bytes, bytes]], entry
     """Any fields give Malformed at once, or a message whose properties all work."""
     try:
         message = Message(ORIGIN, entry_id, [part for pair in pairs for part in pair])
-        message._check_size()
+        refuse_oversized(message)
     except Malformed:
         return
     assert isinstance(message.data, bytes)
@@ -273,7 +273,7 @@ DEAD_NAMES = st.sampled_from([b"dlq.attempts", b"dlq.reason", b"dlq.origin", b"d
 @example([(b"dlq.packed", b"\x00\x00")], b"1-1")
 def test_dead_letter_of_any_fields_is_readable(pairs: list[tuple[bytes, bytes]], stream_id: bytes) -> None:
     """An unreadable message becomes a dead letter, too."""
-    letter = DeadLetter._read("t", 0, "g", stream_id, [part for pair in pairs for part in pair])
+    letter = read_dead_letter("t", 0, "g", stream_id, [part for pair in pairs for part in pair])
     assert letter.at.tzinfo is UTC
     plain = tuple(pair for pair in pairs if not pair[0].startswith(b"dlq."))
     assert letter.fields == plain or any(name == b"dlq.packed" for name, _ in pairs)

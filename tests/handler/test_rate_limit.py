@@ -18,7 +18,7 @@ from rsmq.consumer.waiting.key_windows import FEWEST_KEYS, KeyWindows
 from rsmq.consumer.waiting.limits import KeyRate, RateLimit
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.handler.handler import build_handler
-from rsmq.handler.rate_limit import Window
+from rsmq.handler.rate_limit import Window, share_of
 from rsmq.inspector import Inspector
 from rsmq.model.clock import ServerClock, monotonic
 from tests.consumer.test_queue import make_lane, make_message
@@ -63,10 +63,10 @@ def test_window_wait_is_exact(limit: int, seconds: float, steps: list[float]) ->
 def test_shares_of_a_rate_never_exceed_it(limit: int, members: int, seconds: float) -> None:
     """All members together start at most the rate per second."""
     rate = Rate(limit, per=timedelta(seconds=seconds))
-    mine, span = rate._share_of(members)
+    mine, span = share_of(rate, members)
     assert mine >= 1
     assert members * mine / span <= limit / rate.per.total_seconds() * (1 + 1e-9)
-    assert Rate(limit, per=rate.per, over="member")._share_of(members) == (limit, rate.per.total_seconds())
+    assert share_of(Rate(limit, per=rate.per, over="member"), members) == (limit, rate.per.total_seconds())
 
 
 class Clock:

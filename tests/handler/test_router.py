@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rsmq import Broker, ConfigError, Message, Router, Settings
+from rsmq.broker.broker import pointed_at
 from rsmq.testing import Harness
 
 
@@ -91,7 +92,7 @@ def test_wrong_topic_is_refused_at_once(broker: Broker) -> None:
 async def test_registration_while_the_worker_runs_is_refused(broker: Broker, settings: Settings) -> None:
     """The worker serves what it had at its start: a later handler, middleware or lifespan would be silently missing."""
     broker.handler("t", group="g")(handle)
-    with broker._pointed_at(replace(settings, preflight="warn")):
+    with pointed_at(broker, replace(settings, preflight="warn")):
         async with broker.running():
             with pytest.raises(ConfigError, match="handler handle comes too late, the worker runs already"):
                 broker.handler("u", group="g")(handle)

@@ -14,7 +14,7 @@ from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
-from rsmq.model.settings import Settings
+from rsmq.model.settings import Settings, lease_margin
 from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import OK, RESET_GROUP, TAKE_LEASE
@@ -52,7 +52,7 @@ async def test_lease_deadline_is_before_the_end_on_the_server(client: Client, ke
     before = monotonic()
     lease = await Leases(client, keys, settings, "one").take(TOPIC, 0, GROUP, reader="")
     assert lease is not None
-    held_for = (settings.lease_ttl - settings._lease_margin).total_seconds()
+    held_for = (settings.lease_ttl - lease_margin(settings)).total_seconds()
     assert before + held_for <= lease.deadline <= monotonic() + held_for
 
 

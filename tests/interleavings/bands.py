@@ -275,7 +275,7 @@ async def tidy(client: Any, process: Process) -> Process:
 async def mend(client: Any, process: Process) -> Process:
     """A read has found no group: topic and groups are made again."""
     assert process.topic is not None
-    await Topics._knowing(client, KEYS, SETTINGS, process.topic).ensure(NAME, process.topic.partitions)
+    await Topics(client, KEYS, SETTINGS, known=process.topic).ensure(NAME, process.topic.partitions)
     await ensure_groups(client, KEYS, process.topic, process.group, "0")
     return process
 

@@ -9,15 +9,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.model.settings import NAMES, SERVICE_LINK, Overrides, Settings
+from rsmq.model.settings import NAMES, SERVICE_LINK, Overrides, Settings, heartbeat_interval, lease_margin
 
 
 def test_defaults_fit_together() -> None:
     """The defaults keep their own rules: three renewals a lease, the margin inside it."""
     settings = Settings()
     assert settings.url is None
-    assert settings._heartbeat_interval * 3 <= settings.lease_ttl
-    assert settings._lease_margin < settings.lease_ttl - settings._heartbeat_interval
+    assert heartbeat_interval(settings) * 3 <= settings.lease_ttl
+    assert lease_margin(settings) < settings.lease_ttl - heartbeat_interval(settings)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rsmq.model.message import Message
 from rsmq.model.settings import Settings
 from rsmq.pipeline.jobs.compact import compact
 from rsmq.redis.streams import trim
-from rsmq.redis.topics import Topic
+from rsmq.redis.topics import Topic, lookup_topic
 from tests.patience import until
 from tests.pipeline.vault import Vault
 from tests.servers import Server
@@ -79,7 +79,7 @@ async def test_replayed_departures_are_handled_like_the_originals(
             await broker.topics.ensure("departures", PARTITIONS)
             await broker.topics.change("departures", retention_length=0, archive="required")
             await broker.topics.ensure("again", PARTITIONS + 1)
-            topic = await broker.topics._lookup("departures")
+            topic = await lookup_topic(broker.topics, "departures")
             took["publish"] = await timed(publish(broker, departures))
             async with broker.running():
                 took["handle"] = await timed(first.have_seen(len(departures)))

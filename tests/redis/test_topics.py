@@ -19,7 +19,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.streams import ensure_groups
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic
 from tests.servers import Server
 
 
@@ -122,11 +122,11 @@ async def test_changing_or_deleting_an_unknown_topic_is_refused(topics: Topics) 
 
 async def test_lookup_asks_once(topics: Topics, client: Client, keys: Keys) -> None:
     """Publishing does not ask the server for a topic it has just seen."""
-    assert topics._cached("orders") is None
-    topic = await topics._lookup("orders")
+    assert cached_topic(topics, "orders") is None
+    topic = await lookup_topic(topics, "orders")
     await client.execute_command("DEL", keys.topic("orders"))
-    assert topics._cached("orders") is topic
-    assert await topics._lookup("orders") is topic
+    assert cached_topic(topics, "orders") is topic
+    assert await lookup_topic(topics, "orders") is topic
 
 
 async def test_lookups_return_in_the_order_of_the_calls(topics: Topics) -> None:
@@ -137,7 +137,7 @@ async def test_lookups_return_in_the_order_of_the_calls(topics: Topics) -> None:
         for _ in range(chance.randrange(60)):
             await asyncio.sleep(0)
         called.append(number)
-        await topics._lookup(f"orders{number % 3}")
+        await lookup_topic(topics, f"orders{number % 3}")
         returned.append(number)
 
     async with anyio.create_task_group() as callers:
@@ -151,7 +151,7 @@ async def test_lookups_return_in_the_order_of_the_calls(topics: Topics) -> None:
     for rest in range(3):
         mine = {number for number in returned if number % 3 == rest}
         assert [number for number in called if number in mine] == [number for number in returned if number in mine]
-    assert all(topics._cached(f"orders{rest}") for rest in range(3)), "no caller waits any more"
+    assert all(cached_topic(topics, f"orders{rest}") for rest in range(3)), "no caller waits any more"
 
 
 async def test_many_publishers_of_a_new_topic_share_their_writes(settings: Settings) -> None:
@@ -180,7 +180,7 @@ async def test_an_unavailable_server_is_waited_for_together(settings: Settings) 
     async def look_up() -> None:
         began = monotonic()
         with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
-            await topics._lookup("orders")
+            await lookup_topic(topics, "orders")
         waited.append(monotonic() - began)
 
     await look_up()
@@ -241,7 +241,7 @@ async def test_delete_removes_every_key_of_the_topic_and_no_other(
     assert not [key for key in left if "{orders}" in key or "{orders." in key]
     assert len([key for key in left if "{orders2" in key]) == 13
     assert await topics.names() == ["orders2"]
-    assert topics._cached("orders") is None
+    assert cached_topic(topics, "orders") is None
 
 
 async def test_an_archive_and_trimming_when_full_exclude_each_other(topics: Topics) -> None:

@@ -15,6 +15,7 @@ BLOCK = re.compile(r"^```python\n# ([a-z_]+\.py)\n(.*?)^```", re.MULTILINE | re.
 
 TRIAL = """
 import pytest
+from rsmq.broker.broker import pointed_at
 import billing, database, reports, shop, sms, staging, sync_shop, typed, web
 
 @pytest.mark.anyio
@@ -40,14 +41,14 @@ async def test_typed_topics(rsmq_harness, capsys):
     assert capsys.readouterr().out == "ada pays 7\\n"
 
 def test_without_a_loop(rsmq_settings):
-    with sync_shop.broker.asynchronous._pointed_at(rsmq_settings):
+    with pointed_at(sync_shop.broker.asynchronous, rsmq_settings):
         assert sync_shop.order("ada", 5)
         assert sync_shop.dead_letters() == 0
 
 @pytest.mark.anyio
 async def test_the_web_application(rsmq_settings):
     import httpx
-    with shop.broker._pointed_at(rsmq_settings):
+    with pointed_at(shop.broker, rsmq_settings):
         async with web.app.router.lifespan_context(web.app) as state:
             async def app(scope, receive, send):
                 await web.app({**scope, "state": dict(state)}, receive, send)

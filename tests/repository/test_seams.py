@@ -124,18 +124,6 @@ def test_a_swapped_attribute_is_found(code: str) -> None:
     assert list(swapped(ast.parse(code))) != []
 
 
-HIDDEN_FROM_USERS: Final = frozenset(
-    {
-        "_becomes_dead", "_cached", "_check_size", "_checked_each", "_expiry_fields", "_has_outputs",
-        "_heartbeat_interval", "_knowing", "_lease_margin", "_lifetime", "_longest_read", "_lookup", "_pointed_at",
-        "_pressure", "_producer", "_read", "_row", "_share_of", "_stored_entry",
-        "_stored_ms", "_timings", "_typed_topics",
-    }
-)  # fmt: skip
-"""Members of public classes that modules of the package use, and the reference leaves out. They are to become plain
-names within the package: this list only gets shorter."""
-
-
 OF_OTHERS: Final = frozenset({"_fields", "_writer"})
 """Of named tuples, and of a connection of redis-py."""
 
@@ -163,8 +151,7 @@ def test_no_other_private_member_of_another_module_is_used() -> None:
     """What a module may use of another one has a plain name."""
     all_members = set[str]().union(*map(members, TREES.values()))
     found = {name for tree in TREES.values() for name in reached(tree, all_members)}
-    assert found - HIDDEN_FROM_USERS - OF_OTHERS == set()
-    assert HIDDEN_FROM_USERS - found == set(), "these are not used any more: take them out of the list"
+    assert found - OF_OTHERS == set()
 
 
 def test_a_private_member_that_another_module_uses_is_found() -> None:

@@ -16,6 +16,7 @@ from rsmq.model.settings import Settings
 from rsmq.pipeline.format.options import Access
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.streams import read_entries
+from rsmq.redis.topics import lookup_topic
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.patience import until
@@ -66,7 +67,7 @@ async def test_worker_handles_large_messages(server: Server, prefix: str, no_tas
             task = asyncio.create_task(broker.run())
             await until(lambda: len(handled) == COUNT, "all are handled")
             letters = broker.dead_letters
-            topic = await broker.topics._lookup("t")
+            topic = await lookup_topic(broker.topics, "t")
             listed = [each async for each in letters.iterate(topic, "g")]
             broker.stop(timedelta(0))
             await task

@@ -24,6 +24,7 @@ from rsmq.inspector import Inspector
 from rsmq.model.keys import Keys
 from rsmq.persistence import Devices
 from rsmq.redis.client.connector import Connector
+from rsmq.redis.topics import lookup_topic
 from tests.cli.conftest import Cli
 from tests.security.page import PAGE
 from tests.servers import Kind, Server
@@ -216,7 +217,7 @@ async def test_a_worker_works(guarded: Server, topic: str) -> None:
         await broker.publish(topic, {"n": 50}, delay=timedelta(milliseconds=50))
         await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
         await handled(broker, topic, 51)
-        assert await broker.dead_letters.count(await broker.topics._lookup(topic), "g") == 1
+        assert await broker.dead_letters.count(await lookup_topic(broker.topics, topic), "g") == 1
         await broker.send(f"phone-{topic}", {"n": 1})
         async with broker.connect(f"phone-{topic}") as session:
             await session.ack(await anext(session))
@@ -235,7 +236,7 @@ async def test_a_worker_does_not_administer(guarded: Server, topic: str) -> None
         await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
         await broker.publish_many(topic, [{"n": n} for n in range(20)])
         await handled(broker, topic, 20)
-        found = await broker.topics._lookup(topic)
+        found = await lookup_topic(broker.topics, topic)
         (letter,) = [each async for each in broker.dead_letters.iterate(found, "g")]
         length = await broker.client.execute_command("XLEN", broker.keys.stream(topic, 0))
         for attempt in (broker.dead_letters.replay(found, "g", [letter.id]), broker.reset_group(topic, "g")):
@@ -251,7 +252,7 @@ async def test_an_admin_administers(guarded: Server, topic: str) -> None:
         await broker.publish(topic, {"n": 1})
         await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
         await handled(broker, topic, 1)
-        found = await broker.topics._lookup(topic)
+        found = await lookup_topic(broker.topics, topic)
         (letter,) = [each async for each in broker.dead_letters.iterate(found, "g")]
         assert await broker.dead_letters.replay(found, "g", [letter.id]) == 1
         assert await broker.dead_letters.purge(found, "g") == 0
@@ -358,7 +359,7 @@ async def test_a_dashboard_looks(guarded: Server, topic: str) -> None:
         await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
         await handled(broker, topic, 1)
         await broker.send(f"phone-{topic}", {"n": 1})
-        found = await broker.topics._lookup(topic)
+        found = await lookup_topic(broker.topics, topic)
     with guarded.client() as plain:
         before = plain.info("persistence")["rdb_changes_since_last_save"]
         async with as_("dashboard", guarded) as client:

@@ -20,6 +20,7 @@ from rsmq.inspector import Inspector
 from rsmq.model import log_names
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Connector, check_url, redact
+from rsmq.redis.topics import lookup_topic
 from rsmq.telemetry.worker_metrics import WorkerMetrics
 from tests.contract.witness import ask, dies, settled
 from tests.patience import until
@@ -165,7 +166,7 @@ async def test_a_payload_is_never_logged(server_url: str, prefix: str, caplog: p
             await broker.publish("t", [BODY])
             letters = await dies(broker, "t", "g", 3)
             await settled(broker, "t")
-            place = await broker.topics._lookup("t")
+            place = await lookup_topic(broker.topics, "t")
             errors = [letter.error async for letter in broker.dead_letters.iterate(place, "g")]
     assert len(letters) == 3
     assert BODY not in caplog.text

@@ -16,10 +16,12 @@ from rsmq.model.message import (
     LARGEST_PAYLOAD,
     MessageOrigin,
     read_headers,
+    refuse_oversized,
     write_headers,
 )
 from rsmq.model.words import LONGEST_SHOWN
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES
+from rsmq.redis.topics import lookup_topic
 from tests.contract.witness import Witness, dies, settled
 
 
@@ -72,8 +74,8 @@ def test_an_entry_beyond_every_publisher_is_oversized() -> None:
     """By its payload, or by all its fields together."""
     origin = MessageOrigin("t", 0, "g")
     with pytest.raises(Oversized):
-        Message(origin, b"1-1", [b"data", b"x" * (LARGEST_PAYLOAD + 1)])._check_size()
-    Message(origin, b"1-1", [b"data", b"x" * LARGEST_PAYLOAD])._check_size()
+        refuse_oversized(Message(origin, b"1-1", [b"data", b"x" * (LARGEST_PAYLOAD + 1)]))
+    refuse_oversized(Message(origin, b"1-1", [b"data", b"x" * LARGEST_PAYLOAD]))
     with pytest.raises(Oversized):
         Message(origin, b"1-1", [b"data", b"", b"other", b"x" * (2 * LARGEST_PAYLOAD)])
 
@@ -123,7 +125,7 @@ async def test_a_giant_is_buried_by_reference(
             assert await dies(broker, "t", "g", 1) == [("malformed", None)]
             await settled(broker, "t")
         assert await broker.client.execute_command("MEMORY", "USAGE", dlq) < 10_000
-        place = await broker.topics._lookup("t")
+        place = await lookup_topic(broker.topics, "t")
         (letter,) = [each async for each in broker.dead_letters.iterate(place, "g")]
         assert (letter.origin.encode(), f"the entry has {size // 10_000}" in letter.error) == (giant, True)
         assert await broker.dead_letters.replay(place, "g") == 0

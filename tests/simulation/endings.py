@@ -47,7 +47,7 @@ class Expiries(logging.Handler):
         super().__init__(logging.DEBUG)
         self._run = run
         self._spans, self._moments = dict[Name, float](), dict[Name, list[float]]()
-        self._becomes_dead, self.dropped = set[Name](), set[Name]()
+        self._ends_dead, self.dropped = set[Name](), set[Name]()
         self.dead = Counter[Name]()
 
     def options(self, name: Name, delay: timedelta | None) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Expiries(logging.Handler):
         self._spans[name] = span
         options: dict[str, Any] = {"expires": timedelta(seconds=span)}
         if choices.unit(f"expires {name} dead") < 0.5:
-            self._becomes_dead.add(name)
+            self._ends_dead.add(name)
             options["on_expiry"] = "dead"
         return options
 
@@ -101,7 +101,7 @@ class Expiries(logging.Handler):
         message: Any = record.args[1]
         name, world = name_of(message), self._run.world
         is_dead = "dead letters" in str(record.msg)
-        if name not in self._spans or is_dead != (name in self._becomes_dead):
+        if name not in self._spans or is_dead != (name in self._ends_dead):
             self._run.violate(f"{name} expires in a way that it was not published with")
         elif world.now + 0.002 < self._bounds(name, message)[0]:
             self._run.violate(f"{name} expires {self._bounds(name, message)[0] - world.now:.3f} s too early")
@@ -136,7 +136,7 @@ class Expiries(logging.Handler):
                 for name, count in sorted(self.dead.items())
                 if count > 1 and not self._run.is_perhaps_twice(name)
             ],
-            *[f"{name} is dead, but should be dropped" for name in sorted(self.dead.keys() - self._becomes_dead)],
+            *[f"{name} is dead, but should be dropped" for name in sorted(self.dead.keys() - self._ends_dead)],
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from rsmq.model.settings import heartbeat_interval, lease_margin
 from rsmq.redis.scripts import RESET_GROUP
 from tests.simulation.aims import Aims
 from tests.simulation.limits import UNSURE
@@ -340,10 +341,10 @@ class Fates:
         if victim is None:
             return
         settings, now = victim.broker.settings, run.world.now
-        believed = (settings.lease_ttl - settings._lease_margin).total_seconds()
+        believed = (settings.lease_ttl - lease_margin(settings)).total_seconds()
         recent = [(at, each) for at, each in self._slow[label] if at > now - believed] + [(now, span)]
         self._slow[label] = recent
-        if sum(each for _, each in recent) > believed - settings._heartbeat_interval.total_seconds():
+        if sum(each for _, each in recent) > believed - heartbeat_interval(settings).total_seconds():
             run.world.note(f"the heartbeat of {victim.process.name} is too slow for its lease")
             self.excuse(victim, "slow heartbeats")
 

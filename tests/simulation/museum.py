@@ -302,8 +302,8 @@ EXHIBITS: Final = (
         "a publish that overtakes",
         "a message is published while others wait for their topic, which another task has read: it is stored first",
         "redis/topics.py",
-        "return None if name in self._lookups else self._fresh(name)",
-        "return self._fresh(name)",
+        "return None if name in topics._lookups else topics._fresh(name)",
+        "return topics._fresh(name)",
     ),
     bug(
         "a handover does not wait",

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from rsmq import Broker, TooLarge
 from rsmq.codecs import Encrypt, Keyring, Zstd
 from rsmq.sql import Outbox, create_tables
+from rsmq.sql.outbox import outbox_row
 from rsmq.sql.tables import OUTBOX
 from tests.patience import until
 from tests.sql.test_outbox import is_empty
@@ -55,9 +56,9 @@ async def test_a_row_is_ciphertext_and_its_message_is_what_was_published(
 def test_the_size_that_counts_is_what_is_stored(tmp_path: Path) -> None:
     """A payload above the limit that becomes small is written; one that stays large is refused."""
     outbox = Outbox(create_engine(f"sqlite:///{tmp_path / 'o.db'}"), codecs=CODECS, prefix="p")
-    assert len(outbox._row("orders", "x" * (1 << 20))["payload"]) < 1000
+    assert len(outbox_row(outbox, "orders", "x" * (1 << 20))["payload"]) < 1000
     with pytest.raises(TooLarge, match="RSMQ_PAYLOAD_LIMIT"):
-        Outbox(create_engine("sqlite://"), prefix="p")._row("orders", "x" * (1 << 20))
+        outbox_row(Outbox(create_engine("sqlite://"), prefix="p"), "orders", "x" * (1 << 20))
 
 
 async def test_a_row_with_a_given_id_or_a_unique_name_is_encrypted_for_that_message(

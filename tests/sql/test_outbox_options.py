@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rsmq import Broker, ConfigError, Message
+from rsmq.model.message import becomes_dead
 from rsmq.sql import Outbox, create_tables
 from rsmq.sql.row_options import RowOptions
 from rsmq.sql.tables import OUTBOX
@@ -139,12 +140,12 @@ async def test_an_expiry_counts_from_the_insert(orders: Orders) -> None:
         await until(lambda: len(orders.seen) == 3, "three are handled")
     found = {message.data: message for message in orders.seen}
     assert found[b"moment"].expires == FAR
-    assert found[b"moment"]._becomes_dead
+    assert becomes_dead(found[b"moment"])
     for name in (b"span", b"delayed"):
         at = found[name].expires
         assert at is not None
         assert -2 < at.timestamp() - begin - 3600 < 60
-        assert not found[name]._becomes_dead
+        assert not becomes_dead(found[name])
 
 
 async def test_a_unique_name_is_kept_by_the_first_message(orders: Orders) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from rsmq import Broker, ConfigError, RetryPolicy, Settings
 from rsmq.sql import Effects, Outbox, create_tables
+from rsmq.sql.outbox import outbox_row
 from rsmq.sql.tables import OUTBOX
 from tests.contract.witness import ask
 from tests.patience import until
@@ -78,9 +79,9 @@ async def test_rows_of_a_prefix_that_no_worker_has_are_named_in_the_log(
     in_an_hour = datetime.now(UTC) + timedelta(hours=1)  # fresh, however slow this machine is
     own = Deployment(server_url, f"{prefix}own", engine)
     async with engine.begin() as connection:
-        rows = [{**lost._row("sent", number), "created_at": long_ago} for number in range(3)]
-        rows += [{**fresh._row("sent", 0), "created_at": in_an_hour}]
-        rows += [{**own.outbox._row("sent", 0), "created_at": long_ago}]
+        rows = [{**outbox_row(lost, "sent", number), "created_at": long_ago} for number in range(3)]
+        rows += [{**outbox_row(fresh, "sent", 0), "created_at": in_an_hour}]
+        rows += [{**outbox_row(own.outbox, "sent", 0), "created_at": long_ago}]
         await connection.execute(insert(OUTBOX), rows)
     async with own.broker.running():
         await until(lambda: f"RSMQ_PREFIX={lost.deployment}" in caplog.text, "they are named")

@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from tenacity import wait_none
 
 from rsmq import Broker, ConfigError, Message, Retry, RetryPolicy, Settings
+from rsmq.broker.broker import producer_of
 from rsmq.producer import Producer
 from rsmq.telemetry.tracing import trace
 from tests.patience import until
@@ -225,7 +226,7 @@ async def test_untraced_broker_adds_no_headers_or_spans(
         seen.put_nowait(message.headers)
 
     async with broker.running():
-        assert type(broker._producer) is Producer
+        assert type(producer_of(broker)) is Producer
         await broker.publish("orders", {})
         assert await asyncio.wait_for(seen.get(), 20) == {}
         with pytest.raises(ConfigError, match="connected already"):

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tenacity import wait_fixed
 
 from rsmq import Breaker, Broker, ConfigError, Hold, Message, QuietHours, Rate, Reject, Retry, RetryPolicy, Settings
+from rsmq.broker.broker import pointed_at
 from rsmq.testing import Harness, HarnessFixture
 from tests.patience import until
 
@@ -218,7 +219,7 @@ async def test_wrong_use_of_the_harness_is_refused(shop: Shop, harness: Callable
             await test.publish_and_handle("order", {})
         with pytest.raises(ConfigError, match="only forward"):
             await test.advance(-HOUR)
-        with pytest.raises(ConfigError, match="the broker is connected"), shop.broker._pointed_at(test.settings):
+        with pytest.raises(ConfigError, match="the broker is connected"), pointed_at(shop.broker, test.settings):
             pass
 
 

@@ -17,7 +17,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.streams import ensure_groups, start_id, trim
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, cached_topic
 from rsmq.worker.retention import Retention
 from tests.patience import until
 from tests.servers import Server
@@ -140,7 +140,7 @@ async def test_required_archive_set_meanwhile_stops_the_next_round(orders: Serve
     await orders.fill(0, 300, read=300, settle=300)
     orders.consumers.append(Consumer(topic, {0: None}))
     retention = orders.retention()
-    assert orders.topics._cached("orders") is not None
+    assert cached_topic(orders.topics, "orders") is not None
     other = Topics(orders.client, orders.keys, orders.settings)
     await other.change("orders", archive="required")
     assert await retention.tidy() == 0

@@ -18,6 +18,7 @@ from rsmq.heartbeat.lease import Lease
 from rsmq.heartbeat.membership import Membership
 from rsmq.heartbeat.registration import longer_leases
 from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.settings import lease_margin
 
 log = logging.getLogger("rsmq.share")
 
@@ -82,7 +83,7 @@ class SharedDistribution:
                 self._lifecycle.drop(lane)
             if self._heartbeat.is_absent:
                 continue  # the others would adopt what it reads
-            deadline = monotonic() + self._lease_seconds - self._settings._lease_margin.total_seconds()
+            deadline = monotonic() + self._lease_seconds - lease_margin(self._settings).total_seconds()
             lease = Lease.shared(topic.name, group, partition, self._context.member, deadline)
             lane = self._context.lane(partition, lease)
             self._lifecycle.begin(lane)

@@ -21,7 +21,8 @@ from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed,
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.layout import NORMAL
-from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
+from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size, refuse_oversized
+from rsmq.model.settings import longest_read
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 from rsmq.redis.client.raw_connection import RawConnection, kill_command, pack
@@ -85,9 +86,9 @@ class Fetcher:
         self._is_cycling, self._cycle_done = False, asyncio.Event()  # no read begins while it is connecting
         self._reader_count = 1
         self.is_paused = False
-        lease, self._longest_read, self._latest = self._settings.lease_ttl, self._settings._longest_read, inf
+        lease, self._block, self._latest = self._settings.lease_ttl, longest_read(self._settings), inf
         if context.handler.distribution == "shared":  # what was read long ago may be another member's by now
-            self._longest_read, self._latest = min(self._longest_read, lease / 3), lease.total_seconds() / 2
+            self._block, self._latest = min(self._block, lease / 3), lease.total_seconds() / 2
         self.last_turn = self.last_success = awake()  # when `run` last began a cycle, and last ended one well
         self.failing_since: float | None = None
         """`awake` at the first failure since the last success."""
@@ -176,7 +177,7 @@ class Fetcher:
         """After FLUSHALL or DEL, make topic and groups again. From the start: that may repeat but cannot lose."""
         context, topic = self._context, self._context.topic
         try:
-            topics = Topics._knowing(self._client, context.keys, self._settings, topic)
+            topics = Topics(self._client, context.keys, self._settings, known=topic)
             await topics.ensure(topic.name, topic.partitions)
             await ensure_groups(self._client, context.keys, topic, self._group, "0")
         except BrokerError as error:
@@ -369,7 +370,7 @@ class Fetcher:
                 await self._connection.send(commands)
                 await self._runner.wake()  # handle the batch in flight while the server prepares the next
                 await self._confirm(batches)
-                patience = self._longest_read.total_seconds() + MARGIN
+                patience = self._block.total_seconds() + MARGIN
                 reply, marks = await self._connection.receive(2, patience)
             self._read_of = []
         except BaseException:
@@ -399,7 +400,7 @@ class Fetcher:
         # something is ready: read without waiting, so that the next read settles what is handled meanwhile
         is_ready = self._full or self._is_recovering() or self._changed.is_set()
         is_part = self._client.page_limit.part < 1 and len(lanes) < len(self._own_lanes())
-        block = 0 if is_ready else to_ms(SHORT_READ if is_part else self._longest_read)
+        block = 0 if is_ready else to_ms(SHORT_READ if is_part else self._block)
         wait = ("BLOCK", block) if block else ()
         streams = [lane.stream for lane in lanes]
         return pack(
@@ -436,7 +437,7 @@ class Fetcher:
                         self._settler.add_done(lane, [entry_id])
                         continue
                     if size > LARGEST_PAYLOAD:  # only then can it be too large
-                        message._check_size()
+                        refuse_oversized(message)
                     messages.append(message)
                 except Malformed as error:
                     unreadable.append((lane, entry_id, error))

@@ -17,7 +17,7 @@ from rsmq.consumer.waiting.recovery import START
 from rsmq.errors import BrokerError, BrokerUnavailable, Malformed
 from rsmq.handler.retry import decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
-from rsmq.model.message import LARGEST_PAYLOAD, Message
+from rsmq.model.message import LARGEST_PAYLOAD, Message, refuse_oversized
 from rsmq.model.reason import lost_body
 from rsmq.model.stream_id import following_id
 from rsmq.model.words import count
@@ -381,7 +381,7 @@ class Reclaimer:
         """The message, unless it crashed too many workers, is malformed, or is meant for another group."""
         try:
             message = Message(lane, entry_id, fields, attempts + 1)
-            message._check_size()
+            refuse_oversized(message)
         except Malformed as error:
             await self._settler.bury_unreadable(lane, entry_id, attempts, error)
             return None

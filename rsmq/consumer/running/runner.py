@@ -37,7 +37,7 @@ from rsmq.handler.returned import completed
 from rsmq.model.call_counts import SHORT, CallTimes
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
-from rsmq.model.message import Message
+from rsmq.model.message import Message, becomes_dead, remaining_ms, stored_ms
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.reason import Reason
 from rsmq.model.settings import Settings
@@ -262,13 +262,13 @@ class Runner(Pool):
 
     async def _expires(self, message: Message, lane: Lane) -> bool:
         """Whether a message has expired: then it is settled, and its handler does not start."""
-        left = message._lifetime(self._settler.clock.now_ms())
+        left = remaining_ms(message, self._settler.clock.now_ms())
         if left is None or left > 0:
             return False
         if message.is_redelivered and await self.is_concluded(message, lane):
             return True
         self._stats["expired"] += 1
-        if message._becomes_dead:
+        if becomes_dead(message):
             decision = Bury(Reason.EXPIRED, f"it expired {pause(timedelta(milliseconds=-left))} ago")
             log.warning("%s: expired, moved to dead letters: %s", self._name, message)
             await self.bury(message, lane, decision, message.attempt - 1)
@@ -332,7 +332,7 @@ class Runner(Pool):
         if outcome is not None:
             lane.outgoing.forget(message.entry_id)
         now = self._settler.clock.now_ms()
-        age, left = timedelta(milliseconds=now - message._stored_ms), message._lifetime(now)
+        age, left = timedelta(milliseconds=now - stored_ms(message)), remaining_ms(message, now)
         lifetime = None if left is None else timedelta(milliseconds=left)
         is_marked = message.entry_id in lane.cancels
         if isinstance(outcome, CannotDecode) and not is_marked and (wait := self._wait_for_key(message, outcome)):

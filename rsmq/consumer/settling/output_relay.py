@@ -23,7 +23,7 @@ from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import OUT_FIELDS
 from rsmq.redis.scripts import RELAY_OUTPUTS, Value
 from rsmq.redis.streams import read_entries, trim
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic
 
 log = logging.getLogger("rsmq.relay")
 
@@ -174,7 +174,7 @@ class OutputRelay:
         """Append entries to one target. Returns how many of them are there now. A full one gets one more, up to twice
         its limit, where topics wait for each other in a circle: then each makes room for the one before it."""
         name, partition = target
-        topic = self._topics._cached(name) or await self._topics._lookup(name)
+        topic = cached_topic(self._topics, name) or await lookup_topic(self._topics, name)
         done, stream = await self._call(lane, target, entries, topic, topic.max_length)
         if done == len(entries):
             return done

@@ -17,7 +17,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissin
 from rsmq.heartbeat.circles import standing_circle
 from rsmq.model.backoff import Backoff
 from rsmq.model.log_throttle import ThrottledLog
-from rsmq.model.message import Message
+from rsmq.model.message import Message, stored_entry
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import OutputOptions, refuse_unknown
 from rsmq.producer import Producer
@@ -92,7 +92,7 @@ class Outputs:
 
     def letter(self, message: Message, key: str, notes: Sequence[Value]) -> Output:
         """A message as a dead letter: an output with a key of its own, in the slot of its partition."""
-        fields = (*message._stored_entry, *(str(each) if isinstance(each, int) else each for each in notes))
+        fields = (*stored_entry(message), *(str(each) if isinstance(each, int) else each for each in notes))
         own = OwnKey(key, self._settings.dlq_length)
         size = sum(map(len, fields))
         return Output(self._context.topic, message.partition, message.id, fields, size, "", is_once=False, own=own)

@@ -18,6 +18,7 @@ from rsmq.heartbeat.lease import Lease, PermitLease
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.settings import lease_margin
 from rsmq.redis.scripts import LOST, OK, TAKE_PERMITS, Ask
 
 log = logging.getLogger("rsmq.concurrency")
@@ -38,7 +39,7 @@ class Borrower:
         self._context, self._ask = context, ask
         self._heartbeat, self._on_lost = heartbeat, on_lost
         settings = context.settings
-        self._ttl, self._span = to_ms(settings.lease_ttl), (settings.lease_ttl - settings._lease_margin).total_seconds()
+        self._ttl, self._span = to_ms(settings.lease_ttl), (settings.lease_ttl - lease_margin(settings)).total_seconds()
         self._holders = context.keys.holders(context.topic.name, context.handler.group)
         self._lease: Lease | None = None
         self._token = 1

@@ -13,7 +13,7 @@ from rsmq.consumer.waiting.key_windows import KeyWindows
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.loan import InUse
 from rsmq.consumer.waiting.raw_entries import RawEntries, key_of
-from rsmq.handler.rate_limit import Rate, Window
+from rsmq.handler.rate_limit import Rate, Window, share_of
 from rsmq.heartbeat.assignment import quotas
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.delivery_state import DeliveredState, DeliveryState
@@ -98,14 +98,14 @@ class RateLimit:
         self._members = members
         self._on_open = on_open
         self._window = Window()
-        self._share = 1, rate._share_of(1)
+        self._share = 1, share_of(rate, 1)
         self._timer: asyncio.TimerHandle | None = None
 
     def room(self) -> int:
         """How many messages may start now."""
         now, members = monotonic(), self._members()
         if self._share[0] != members:
-            self._share = members, self._rate._share_of(members)
+            self._share = members, share_of(self._rate, members)
         share = self._share[1]
         room = self._window.room(now, *share)
         if room == 0 and self._timer is None:

@@ -14,7 +14,7 @@ from rsmq.model.encoding import Codec
 from rsmq.model.named_topic import NamedTopic
 from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, refuse_unknown
 from rsmq.sql.database import Database
-from rsmq.sql.outbox import RelayedOutbox
+from rsmq.sql.outbox import RelayedOutbox, outbox_row
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class DjangoOutbox(RelayedOutbox):
         `transaction.atomic()`. In async code write `await sync_to_async(...)` around the transaction, as for the ORM.
         """
         refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
-        identity = self.add([self._row(topic, payload, **options)])[0]
+        identity = self.add([outbox_row(self, topic, payload, **options)])[0]
         return options.get("message_id") or identity
 
     def cancel(self, message_id: str, topic: str | NamedTopic, *, key: str | None = None) -> None:

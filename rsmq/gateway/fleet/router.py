@@ -20,7 +20,7 @@ from rsmq.gateway.fleet.shares import choose
 from rsmq.gateway.protocol.packet import Subscription
 from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.handler.handler import Handler, build_handler
-from rsmq.model.message import Message, Origin
+from rsmq.model.message import Message, Origin, stored_ms
 from rsmq.model.stream_id import sortable
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
 from rsmq.persistence.letter import pack_letter
@@ -119,7 +119,7 @@ class MqttRouter:
         """Note what is under way. A partition has one batch at a time."""
         found = dict[str, int]()
         for origin, run in groupby(messages, ORIGIN):
-            found.setdefault(partition_name(origin), next(run)._stored_ms)
+            found.setdefault(partition_name(origin), stored_ms(next(run)))
         self.under_way.update(found)
         return list(found)
 
@@ -160,7 +160,7 @@ class MqttRouter:
     def _retainable(self, messages: Sequence[Message]) -> Iterator[tuple[Message, Published]]:
         """Those that have not expired, and are not so old that it may be forgotten by now how they were removed."""
         for each in messages:
-            age_ms = self._now_ms() - each._stored_ms
+            age_ms = self._now_ms() - stored_ms(each)
             with suppress(ValueError):  # broken headers, which `_deliver` names
                 published = from_headers(each.headers, each.data)
                 if published is None or not published.retain or age_ms > REMEMBERED_MS // 2:

@@ -11,7 +11,7 @@ from rsmq.gateway.protocol.packet import LONGEST_NAME
 from rsmq.gateway.protocol.topic_filter import is_valid_filter, matches
 from rsmq.model.keys import check_name
 from rsmq.model.layout import checked_band
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, lookup_topic
 
 DEFAULT_TOPIC: Final = "mqtt"
 MOST_CACHED: Final = 50_000
@@ -73,7 +73,7 @@ class Routes:
     async def look_up(self, topics: Topics) -> None:
         """Look up the topics, which creates those that do not exist."""
         for route in self._routes:
-            topic = await topics._lookup(route.topic)
+            topic = await lookup_topic(topics, route.topic)
             self._targets[route.topic] = topic
             if route.band is not None:
                 self._targets[route.target] = topic.in_band(route.band)

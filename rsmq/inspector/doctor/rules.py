@@ -11,6 +11,7 @@ from rsmq.inspector.doctor.facts import QueueFacts
 from rsmq.inspector.doctor.mqtt import check_mqtt
 from rsmq.inspector.text import timestamp
 from rsmq.inspector.trend import GroupTrend
+from rsmq.model.settings import longest_read
 from rsmq.model.words import count, duration
 from rsmq.redis.preflight import Finding
 from rsmq.redis.streams import QUERY
@@ -38,7 +39,7 @@ def judge(facts: QueueFacts) -> list[Finding]:
 
 def check_timeouts(facts: QueueFacts) -> Iterator[str]:
     """The server keeps idle connections, and notices half-open ones."""
-    idle, block = int(facts.config.get("timeout") or 0), facts.settings._longest_read
+    idle, block = int(facts.config.get("timeout") or 0), longest_read(facts.settings)
     if idle and timedelta(seconds=idle) <= 2 * block:
         yield (
             f"the server closes connections that are idle for {duration(timedelta(seconds=idle))}, a worker's "
