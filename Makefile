@@ -1,6 +1,6 @@
 # Everything sets itself up on its first run (.venv, from Python 3.11 or newer) and starts at once on its second.
 
-.PHONY: help demo test test-fast shares coverage oldest repeat check docs bench chaos simulation matrix clean
+.PHONY: help demo test test-fast shares coverage oldest repeat check dist docs bench chaos simulation matrix clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -48,6 +48,10 @@ check: $(READY) ## Format, lint, types
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
+
+dist: $(READY) ## The files of a release, built twice and compared, in dist/; INSTALL=1 tries each extra in an environment of its own
+	@$(if $(INSTALL),$(BIN)/python -m pip install --quiet --disable-pip-version-check uv)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.release $(if $(INSTALL),--install)
 
 docs: $(READY) ## The documentation site, in site/; any warning fails
 	@$(BIN)/python -m tests.site
