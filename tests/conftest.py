@@ -24,6 +24,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 from tests.servers import Server
+from tests.untested import untested
 
 # unbuffered, a process writes a print in pieces, and a line of its log can come between two of them
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -121,6 +122,16 @@ def pytest_collection_finish() -> None:
     """Leave what was collected out of garbage collections: a full one takes half a second, in any test."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Say behind the summary what this machine cannot test, and what to install."""
+    yield
+    reports = terminalreporter.stats.get("skipped", ())
+    reasons = [each.longrepr for each in reports if isinstance(each.longrepr, tuple)]
+    if sentence := untested((os.path.relpath(path, ROOT), reason) for path, _, reason in reasons):
+        terminalreporter.write_line(sentence)
 
 
 @pytest.fixture(autouse=True)

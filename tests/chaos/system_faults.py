@@ -5,13 +5,9 @@ Skips without a C compiler.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
-import shutil
 import struct
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,33 +16,19 @@ from typing import Any
 
 import pytest
 
+from tests.compiler import MISSING, compiler, library
 from tests.servers import Server
 
 SOURCE = Path(__file__).with_name("fault.c")
-
-
-@functools.cache
-def library() -> Path:
-    """The compiled `fault.c`. Skips the test where it cannot be compiled."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler (cc, gcc or clang) to build tests/chaos/fault.c with")
-    target = Path(tempfile.gettempdir()) / f"rsmq-fault-{os.getuid()}-{SOURCE.stat().st_mtime_ns}.so"
-    if not target.exists():
-        built = target.with_suffix(f".{os.getpid()}")
-        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(SOURCE), "-ldl"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{compiler} cannot build tests/chaos/fault.c: {done.stderr.strip()[:200]}")
-        built.replace(target)
-    return target
 
 
 class SystemFaults:
     """The faults of one process, switched on and off while it runs. Start the process with `environment`."""
 
     def __init__(self, directory: Path) -> None:
-        self._library = library()
+        if compiler() is None:
+            pytest.skip(MISSING)
+        self._library = library(SOURCE)
         self._control, self._synced = directory / "fault-control", directory / "fault-synced"
         self._control.write_bytes(bytes(32))
         self._file = self._control.open("r+b")

@@ -12,14 +12,15 @@ from pathlib import Path
 import hiredis
 import pytest
 
+from tests.compiler import MISSING, compiler
 from tests.simulation.museum import EXHIBITS, Exhibit, put_back
 from tests.simulation.museum import SEEDS as FAILED
 from tests.simulation.network import Network, SimulatedConnection
 from tests.simulation.seeds import binary
-from tests.simulation.server import SimulatedServer, compiler
+from tests.simulation.server import SimulatedServer
 from tests.simulation.world import Choices, World
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler for the server's virtual clock")
+pytestmark = pytest.mark.skipif(compiler() is None, reason=MISSING)
 
 ROOT = Path(__file__).parents[2]
 OTHER_PYTHON = ROOT / ".cache" / "other-python" / "bin" / "python"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 import time
 from functools import partial
@@ -16,6 +14,7 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings
+from tests.compiler import MISSING, compiler, library
 from tests.patience import until
 
 HERE = Path(__file__).parent
@@ -34,13 +33,11 @@ with SyncBroker() as broker:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shifted_clock() -> Path:
     """The library that moves a process's clock."""
-    if sys.platform != "linux" or (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
-        pytest.skip("needs a C compiler for a library that moves the clock of one process")
-    made = tmp_path_factory.mktemp("clock") / "clock.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, HERE / "shifted_clock.c", "-ldl"], check=True)
-    return made
+    if compiler() is None:
+        pytest.skip(MISSING)
+    return library(HERE / "shifted_clock.c")
 
 
 async def is_settled(broker: Broker, identity: str) -> bool:
@@ -51,10 +48,10 @@ async def is_settled(broker: Broker, identity: str) -> bool:
 
 @pytest.mark.parametrize("hours", [2, -2, 24 * 400])
 async def test_publisher_with_a_wrong_clock_loses_nothing_and_its_messages_are_found(
-    settings: Settings, server_url: str, library: Path, hours: int
+    settings: Settings, server_url: str, shifted_clock: Path, hours: int
 ) -> None:
     """No message expires early, and the text of an id is enough to find it."""
-    wrong = {"LD_PRELOAD": str(library), "SHIFT": str(3600 * hours)}
+    wrong = {"LD_PRELOAD": str(shifted_clock), "SHIFT": str(3600 * hours)}
     own = {"RSMQ_URL": server_url, "RSMQ_PREFIX": settings.prefix, "RSMQ_PREFLIGHT": "warn"}
     done = await anyio.run_process([sys.executable, "-c", PUBLISH], env=os.environ | own | wrong, stderr=None)
     made = json.loads(done.stdout)

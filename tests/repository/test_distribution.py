@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import LONGEST_FIRST, SLOW, TOGETHER, pytest_xdist_make_scheduler, scope_of, shard_of
 from tests.forks import ROOT
+from tests.untested import untested
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,15 @@ def test_fast_leaves_out_the_slow_folders_only() -> None:
     assert "tests/model/test_keys.py" in done.stdout
     assert "tests/matrix/" not in done.stdout
     assert done.returncode == 0
+
+
+def test_what_a_machine_cannot_test_is_one_sentence_with_what_to_install() -> None:
+    """By reason, with the folders that miss something; what is for another run is not meant."""
+    sentence = untested([
+        ("tests/simulation/test_x.py", "Skipped: no C compiler: install gcc"),
+        ("tests/chaos/test_y.py", "Skipped: no C compiler: install gcc"),
+        ("tests/sql/test_z.py", "no mariadbd"),
+        ("tests/chaos/test_long.py", "Skipped: half a minute: CHAOS=long, or make chaos"),
+    ])  # fmt: skip
+    assert sentence.endswith(": some of chaos, simulation (no C compiler: install gcc); some of sql (no mariadbd).")
+    assert untested([("tests/chaos/test_long.py", "runs with `make chaos`")]) == ""

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
+from tests.compiler import library
+
 SOURCE = Path(__file__).with_name("clock.c")
-
-
-def compiler() -> str | None:
-    """The path of a C compiler, if there is one."""
-    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-
-
-def library() -> Path:
-    """The compiled `clock.c`. Raises RuntimeError where it cannot be compiled."""
-    command = compiler()
-    if command is None:
-        raise RuntimeError("no C compiler (cc, gcc or clang) to build tests/simulation/clock.c with")
-    target = Path(tempfile.gettempdir()) / f"rsmq-clock-{os.getuid()}-{SOURCE.stat().st_mtime_ns}.so"
-    if not target.exists():
-        built = target.with_suffix(f".{os.getpid()}")
-        subprocess.run([command, "-shared", "-fPIC", "-O1", "-o", str(built), str(SOURCE), "-ldl"], check=True)
-        built.replace(target)
-    return target
 
 
 class SimulatedServer:
@@ -42,7 +24,7 @@ class SimulatedServer:
     def start(self) -> None:
         """Start it. Expired keys are removed when they are read, never in the background, which would be a race."""
         self.clock.write_bytes(bytes(8))
-        environment = {**os.environ, "LD_PRELOAD": str(library()), "CLOCK_CONTROL": str(self.clock.absolute())}
+        environment = {**os.environ, "LD_PRELOAD": str(library(SOURCE)), "CLOCK_CONTROL": str(self.clock.absolute())}
         command = [
             self._binary, "--port", "0", "--unixsocket", self.address, "--save", "", "--appendonly", "no",
             "--io-threads", "1", "--enable-debug-command", "yes", "--activerehashing", "no",

