@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.abc
 
-from rsmq.errors import BrokerError, OtherServer
+from rsmq.errors import BrokerError, ConfigError, OtherServer
 from rsmq.handler.service import ClaimsDatabase, Service
 from rsmq.model.backoff import Backoff
 from rsmq.redis.server_context import ServerContext
@@ -63,5 +63,7 @@ class Services:
                     backoff.reset()
                 if str(error) != said:
                     said = str(error)
-                    log.warning("%r waits: %s", service, error, exc_info=not isinstance(error, BrokerError))
+                    log.warning(
+                        "%r waits: %s", service, error, exc_info=not isinstance(error, BrokerError | ConfigError)
+                    )
             await anyio.sleep(backoff.next())

@@ -450,6 +450,8 @@ async def test_a_missing_table_is_said_by_the_worker_and_waited_for(
     broker.include(outbox)
     async with broker.running():
         await until(lambda: "no table rsmq_database: create the tables" in caplog.text, "it is said")
+        await until(lambda: " waits: the database has no table" in caplog.text, "the relay says so, too")
+        assert "Traceback" not in caplog.text, "it is no fault of the program"
         await broker.publish("orders", "handled")
         await until(lambda: seen == ["handled"], "handlers go on")
         await outbox.database.run(create_tables)
