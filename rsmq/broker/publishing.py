@@ -49,9 +49,10 @@ class Publishing(BrokerPart):
     async def publish_many(self, topic: str, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages and return their ids. Messages of one key are stored in the order of `items`.
 
-        `key` and `message_id` are called with each item. `batch` is the most messages of one partition in one write, 1
-        to 500. After an error some of the messages may be stored: with a `message_id` publish all of them again, and
-        each is stored once. Then each id is a `MessageRef`, whose `is_new` says whether this call has stored it.
+        `key` and `message_id` are called with each item; `headers` and `at` may be functions of it, too. `delay` and
+        `at` are as for `publish`. `batch` is the most messages of one partition in one write, 1 to 500. After an error
+        some of the messages may be stored: with a `message_id` publish all of them again, and each is stored once. Then
+        each id is a `MessageRef`, whose `is_new` says whether this call has stored it.
         `expires` and `on_expiry` hold for each of them, as for `publish`.
         """
         refuse_unknown("publish_many", options, ManyOptions.__annotations__)

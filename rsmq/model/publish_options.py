@@ -91,11 +91,19 @@ class PublishOptions(OutputOptions, total=False):
     """If another message has the name: `keep` that (the default), `replace` it, or `extend` its delay."""
 
 
-class ManyOptions(ExpiryOptions, HeaderOptions, Generic[T], total=False):
-    """The options of `broker.publish_many`, the same for all items."""
+class ManyOptions(ExpiryOptions, Generic[T], total=False):
+    """The options of `broker.publish_many`. A function gives each item its own."""
 
     key: Callable[[T], str | None] | None
     """Gives the key of an item."""
+    headers: Mapping[str, str] | Callable[[T], Mapping[str, str] | None] | None
+    """Names and values, both text: the same for all items, or those of an item."""
+    band: str | None
+    """A band of the topic, such as `bulk`. Default: `normal`."""
+    delay: Duration | None
+    """A timedelta or text such as `5m`: that much later."""
+    at: datetime | Callable[[T], datetime] | None
+    """An aware datetime: then; or a function that gives each item its own. A time that is over is now."""
     message_id: Callable[[T], str] | None
     """Gives the message id of an item: then all can be published again after an error, and each is stored once."""
     batch: int

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 import anyio.abc
@@ -55,6 +56,29 @@ TIME_LASTS: Final = 60.0
 NOT_OPEN: Final = "the broker is not open: publish inside `async with broker:`"
 
 T = TypeVar("T")
+
+EncodedItem = tuple[str, str, Any, int, str]
+"""The text that decides the partition of an item, its id, its entry, its size, and when it is due (see `due_time`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times(Generic[T]):
+    """When each item of `publish_many` is due, and when it expires."""
+
+    delay: Duration | None
+    at: datetime | Callable[[T], datetime] | None
+    expires: Duration | datetime | None
+    on_expiry: OnExpiry | None
+
+    def of(self, item: T) -> tuple[Duration | None, datetime | None]:
+        """The delay or the time of an item."""
+        return self.delay, self.at(item) if callable(self.at) else self.at
+
+    def expiry(self, due: str, server_ms: int) -> tuple[str, ...]:
+        """The fields for the expiry of an item that is due then. Raises ConfigError if it is due later."""
+        if self.expires is None and self.on_expiry is None:
+            return ()
+        return expiry_fields(self.expires, self.on_expiry, due, server_ms)
 
 
 class Producer:
@@ -341,6 +365,8 @@ class Producer:
         expires: Duration | datetime | None = None,
         on_expiry: OnExpiry | None = None,
         band: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | Callable[[T], datetime] | None = None,
     ) -> list[Any]:
         """Store many messages, in order per key, and return their ids. `batch`: most of one partition in one write.
 
@@ -353,11 +379,14 @@ class Producer:
         target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         block = target.normal if band is None else await self._block(target, band)
         queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()
-        kind: type[Batch] = Append if message_id is None else Once
+        is_delayed = delay is not None or at is not None
+        kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
         batches = list[Batch]()  # of each id, if it was given
-        extra = () if expires is None and on_expiry is None else expiry_fields(expires, on_expiry)
-        encode: Encode = partial(kind.encode, extra=extra) if extra else kind.encode
-        encoded = self._encoded(topic, items, key, headers, message_id, encode)
+        extra: tuple[str, ...] = ()
+        if expires is not None or on_expiry is not None:
+            extra = await self._expiry(expires, on_expiry, "+0" if is_delayed else "")
+        times = Times(delay, at, expires, on_expiry) if is_delayed else None
+        encoded = self._encoded(topic, items, key, headers, message_id, kind.encode, extra, times)
         while True:
             filled = self._fill(encoded, target, block, queue, kind, batch, ids, batches)
             confirmed = [full.promise() for full in filled]
@@ -367,7 +396,7 @@ class Producer:
             if not filled:
                 break
             on_the_way = confirmed
-        if kind is Once:
+        if message_id is not None:
             positions = Counter[Batch]()
             for ref, of in zip(ids, batches, strict=True):
                 note_answer(ref, of, positions[of])
@@ -382,20 +411,29 @@ class Producer:
         headers: Mapping[str, str] | Callable[[T], Mapping[str, str] | None] | None,
         message_id: Callable[[T], str] | None,
         encode: Encode,
-    ) -> Iterator[tuple[str, str, Any, int]]:
-        """For each item: the text that decides its partition, its id, its entry and its size."""
+        extra: Sequence[str],
+        times: Times[T] | None,
+    ) -> Iterator[EncodedItem]:
+        """For each item: the text that decides its partition, its id, its entry, its size, and when it is due."""
+        due = ""
+        delay: Duration | None = None
+        at: datetime | None = None
         for item in items:
             route = None if key is None else key(item)
-            extra = headers(item) if callable(headers) else headers
+            own = headers(item) if callable(headers) else headers
             given = None if message_id is None else message_id(item)
+            if times is not None:
+                delay, at = times.of(item)
+                due = due_time(delay, at)
+                extra = times.expiry(due, self._clock.now_ms())
             if self.prepare is not None:
-                extra = self.prepare(topic, item, extra, route, message_id=given)
-            identity, entry, size = self._encode(encode, item, route, extra, given)
-            yield identity if route is None else route, identity, entry, size
+                own = self.prepare(topic, item, own, route, delay, at, given)
+            identity, entry, size = self._encode(encode, item, route, own, given, extra)
+            yield identity if route is None else route, identity, entry, size, due
 
     def _fill(
         self,
-        encoded: Iterator[tuple[str, str, Any, int]],
+        encoded: Iterator[EncodedItem],
         topic: Topic,
         block: Block,
         queue: SendQueue,
@@ -406,12 +444,14 @@ class Producer:
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
-        for route, identity, entry, length in islice(encoded, min(most * block.count, MOST_PER_ROUND)):
+        for route, identity, entry, length, due in islice(encoded, min(most * block.count, MOST_PER_ROUND)):
             partition = block.first + partition_for(route, block.count)
             batch = latest.get(partition)
             if batch is None or len(batch.ids) >= most:
                 batch = latest[partition] = queue.new(kind, topic, partition, self._stream(topic, partition))
                 filled.append(batch)
+            if isinstance(batch, Delay):
+                batch.due.setdefault(identity, due)
             batch.add(identity, entry, length)
             if kind is Append:
                 ids.append(identity)

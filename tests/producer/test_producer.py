@@ -18,6 +18,7 @@ import anyio
 import pytest
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, PublishUnknown, RsmqError, TooLarge, TopicFull
+from rsmq.model.clock import epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import BYTES
 from rsmq.model.packing import unpack_fields
@@ -297,6 +298,40 @@ async def test_a_given_id_does_not_tell_what_a_lost_reply_has_told(keys: Keys) -
                 proxy.release()
                 await until(lambda: refs, "it is published")
                 assert (refs[0].is_new, refs[0].is_same) == (None, True)
+
+
+async def test_publish_many_takes_a_delay_or_a_time_for_each(producer: Producer, client: Client, keys: Keys) -> None:
+    """One `at`, or one by item, and headers by item; those of a key keep their order, and an id is one message."""
+    morning, users = datetime(2030, 1, 1, 8, tzinfo=UTC), range(1200)
+    zones = {number: f"z{number % 3}" for number in users}
+    refs = await producer.publish_many(
+        "orders", users, key=lambda number: f"u{number % 100}", headers=lambda number: {"tz": zones[number]},
+        at=lambda number: morning + timedelta(hours=number % 3), message_id=lambda number: f"offer-{number}",
+        expires=morning + timedelta(days=1),
+    )  # fmt: skip
+    assert [str(ref) for ref in refs] == [f"offer-{number}" for number in users]
+    assert all(ref.is_new for ref in refs)
+    again = await producer.publish_many("orders", [0, 5], message_id=lambda number: f"offer-{number}", delay="1h")
+    assert [ref.is_new for ref in again] == [False, False]
+    await producer.publish_many("late", ["a", "b", "c"], key=lambda _: "k", delay="1h", expires="2h")
+    assert await stored(client, keys, "orders") == []
+    found = dict[int, list[int]]()
+    for partition in range(8):
+        rows = await client.execute_command("ZRANGE", keys.delayed("orders", partition), 0, -1, "WITHSCORES")
+        for row, score in zip(rows[::2], rows[1::2], strict=True):
+            fields = unpack_fields(row)
+            found.setdefault(int(float(score)), []).append(int(fields[1]))
+            assert json.loads(fields[fields.index(b"h") + 1]) == {"tz": zones[int(fields[1])]}
+    assert {due: sorted(numbers) for due, numbers in found.items()} == {
+        epoch_ms(morning) + hours * 3_600_000: [number for number in users if number % 3 == hours] for hours in range(3)
+    }
+    rows = await client.execute_command("ZRANGE", keys.delayed("late", partition_for("k", 8)), 0, -1)
+    assert [unpack_fields(row)[1] for row in rows] == [b"a", b"b", b"c"]
+    for wrong in ({"at": lambda number: datetime(2030, 1, 1)}, {"delay": "-1s"}, {"at": morning, "delay": "1h"}):
+        with pytest.raises(ConfigError):
+            await producer.publish_many("orders", [1], **wrong)
+    with pytest.raises(ConfigError, match="not after the moment when the message is due"):
+        await producer.publish_many("orders", [1], at=morning, expires="1h")
 
 
 async def test_a_delayed_message_waits(producer: Producer, client: Client, keys: Keys) -> None:
