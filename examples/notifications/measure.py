@@ -20,7 +20,7 @@ from statistics import quantiles
 
 import httpx
 import uvicorn
-from channels import ALIMTALK, PUSH, SMS, ChannelUnavailable, Notification
+from channels import ALIMTALK, PUSH, SMS, ChannelUnavailable, NoAddress, Notification, TooManyRequests
 from fastapi import FastAPI, HTTPException
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +36,7 @@ pushed = asyncio.Semaphore(0)
 async def notify_in_request(notification: Notification) -> None:
     """What `/notify` would be without a queue: the user waits, and sees it fail."""
     for channel in (PUSH, SMS, ALIMTALK):
-        with suppress(ChannelUnavailable):
+        with suppress(ChannelUnavailable, NoAddress, TooManyRequests):
             return await channel.send(notification)
     raise HTTPException(503)
 
@@ -45,7 +45,7 @@ async def notify_in_request(notification: Notification) -> None:
 async def count_pushed(message: Message, call_next: Callable[[Message], Awaitable[None]]) -> None:
     """Let the measurement know of every notification that is pushed, or left to the SMS."""
     await call_next(message)
-    if message.topic == "notifications":
+    if message.topic == "push":
         pushed.release()
 
 
@@ -67,7 +67,7 @@ async def measure(client: httpx.AsyncClient, path: str, requests: int) -> Result
     async def post(number: int) -> tuple[float, bool]:
         await asyncio.sleep(number * INTERVAL.total_seconds())
         started = time.perf_counter()
-        answer = await client.post(path, json={"user": f"user-{number}", "text": "hello"})
+        answer = await client.post(path, json={"user": f"user-{number}", "text": "hello", "band": "urgent"})
         return (time.perf_counter() - started) * 1000, answer.is_error
 
     answers = await asyncio.gather(*(post(number) for number in range(requests)))
@@ -111,6 +111,7 @@ async def compare(requests: int) -> tuple[Result, Result]:
 
 
 def main(requests: int) -> None:
+    logging.getLogger("rsmq").setLevel(logging.ERROR)  # a provider that holds is a warning
     with redirect_stdout(StringIO()):  # the providers print a line for each
         direct, queued = asyncio.run(compare(requests))
     Console().print(table_of(direct, queued))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ def keeping_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def env(keeping_server: Server, prefix: str) -> dict[str, str]:
+def env(keeping_server: Server, prefix: str, tmp_path: Path) -> dict[str, str]:
     """The environment of one example, under a prefix of the test's own."""
-    return environment(RSMQ_URL=keeping_server.url, RSMQ_PREFIX=prefix)
+    database = f"sqlite+aiosqlite:///{tmp_path / 'examples.db'}"
+    return environment(RSMQ_URL=keeping_server.url, RSMQ_PREFIX=prefix, DATABASE_URL=database)
