@@ -8,8 +8,7 @@ from fastapi import APIRouter
 from sqlalchemy import Column, Integer, MetaData, String, Table
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from rsmq.sql import Outbox
-from rsmq.sql import create_tables as create_outbox
+from rsmq.sql import Outbox, create_tables
 
 REMIND_AFTER = timedelta(seconds=float(os.environ.get("REMIND_AFTER", "3600")))
 metadata = MetaData()
@@ -21,11 +20,11 @@ outbox = Outbox(engine)
 router = APIRouter()
 
 
-async def create_tables() -> None:
+async def make_tables() -> None:
     """Those of the service, and those of the outbox."""
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
-        await connection.run_sync(create_outbox)
+        await connection.run_sync(create_tables)
 
 
 @router.put("/orders/{number}", status_code=201)

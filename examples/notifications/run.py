@@ -282,7 +282,7 @@ async def perform(folder: Path, notifications: int, kills: int, url: str | None)
     """One run under a prefix of its own: print what came of it, and say whether that is right."""
     import orders  # now: it reads DATABASE_URL
 
-    await orders.create_tables()
+    await orders.make_tables()
     await orders.engine.dispose()
     overrides = {} if url is None else {"url": url}
     async with Broker(Settings(**overrides, prefix=f"notifications-{secrets.token_hex(4)}")) as broker:

@@ -207,7 +207,7 @@ def create_app(*, worker: bool) -> FastAPI:
 
     @asynccontextmanager
     async def with_tables(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
-        await orders.create_tables()  # before the workers ask for them
+        await orders.make_tables()  # before the workers ask for them
         async with lifespan(broker, worker=worker)(app) as state:
             yield state
         await orders.engine.dispose()

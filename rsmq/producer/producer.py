@@ -62,7 +62,7 @@ EncodedItem = tuple[str, str, Any, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Times(Generic[T]):
+class ItemTimes(Generic[T]):
     """When each item of `publish_many` is due, and when it expires."""
 
     delay: Duration | None
@@ -385,7 +385,7 @@ class Producer:
         extra: tuple[str, ...] = ()
         if expires is not None or on_expiry is not None:
             extra = await self._expiry(expires, on_expiry, "+0" if is_delayed else "")
-        times = Times(delay, at, expires, on_expiry) if is_delayed else None
+        times = ItemTimes(delay, at, expires, on_expiry) if is_delayed else None
         encoded = self._encoded(topic, items, key, headers, message_id, kind.encode, extra, times)
         while True:
             filled = self._fill(encoded, target, block, queue, kind, batch, ids, batches)
@@ -412,7 +412,7 @@ class Producer:
         message_id: Callable[[T], str] | None,
         encode: Encode,
         extra: Sequence[str],
-        times: Times[T] | None,
+        times: ItemTimes[T] | None,
     ) -> Iterator[EncodedItem]:
         """For each item: the text that decides its partition, its id, its entry, its size, and when it is due."""
         due = ""
