@@ -53,7 +53,7 @@ BANDS = ("urgent", "normal", "bulk")
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.2))
 PATIENT = RetryPolicy(max_attempts=10, wait=wait_fixed(0.5))
 
-broker = Broker()
+broker = Broker(partitions=4)  # of each band of each topic
 broker.include(orders.outbox)
 push, sms, alimtalk = (broker.topic(step, Notification, bands=BANDS) for step in STEPS)
 quiet = QuietHours("22:00", "08:00", default="Asia/Seoul")
