@@ -282,7 +282,7 @@ class Consumer:
         context.follow(changed)
         self._serve_bands()
         log.info("%s has the bands %s", context.name, ", ".join(changed.layout.order))
-        self._heartbeat.tell(changed.name, group, layout=changed.layout.version)
+        self._heartbeat.tell(changed.name, group, **changed.layout.known_as)
         self._runner.wake_soon()
         self.membership.wake()
 

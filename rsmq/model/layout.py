@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -31,6 +31,10 @@ EVERY_VERSION: Final = 2**53 - 1
 """What a member says that reads the layout anew before each read: no band waits until it has seen it."""
 BAND: Final = re.compile(r"[a-z0-9_-]{1,32}", re.ASCII)
 
+UNKNOWN: Final = "lost-"
+"""What the name of a band begins with whose layout the server has lost, and no member knows; its first number follows.
+Such a block is closed, and read."""
+
 BlockState = Literal["added", "open", "closed"]
 """`added`: members read it, publishers wait until all of them do. `closed`: nothing more is published to it."""
 
@@ -51,6 +55,11 @@ class Block:
     def numbers(self) -> range:
         """Its partitions."""
         return range(self.first, self.first + self.count)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing remembers which band it was of."""
+        return self.band == f"{UNKNOWN}{self.first}"
 
     def partition_for(self, key: str | bytes) -> int:
         """The partition of a key in this block."""
@@ -107,8 +116,9 @@ class Layout(Counted):
         return (*self.bands, *[block.band for block in self.blocks if block.band not in self.bands])
 
     def block_of(self, band: str) -> Block | None:
-        """The block of a band, in any state."""
-        return next((block for block in self.blocks if block.band == band), None)
+        """The block of a band, in any state; of two, the one that is not closed."""
+        blocks = [block for block in self.blocks if block.band == band]
+        return next((block for block in blocks if block.state != "closed"), blocks[0] if blocks else None)
 
     def band_of(self, number: int) -> str:
         """The band of a partition; of one that the topic does not have, `normal`."""
@@ -130,20 +140,27 @@ class Layout(Counted):
 
     # -- changes --------------------------------------------------------------------------------------------------
 
-    def with_bands(self, bands: Sequence[str]) -> Layout:
-        """The layout with these bands, the highest first: new ones are added, those that are not named are closed."""
+    def with_bands(self, bands: Sequence[str], used: Collection[int] = ()) -> Layout:
+        """The layout with these bands, the highest first: new ones are added, those that are not named are closed.
+
+        `used`: further numbers that have messages, of a band that nothing remembers. They become a closed band, such as
+        `lost-8`, which members read.
+        """
         checked = checked_bands(bands)
         if checked == self.bands:
             return self
         blocks = [replace(block, state="closed" if block.band not in checked else block.state) for block in self.blocks]
         for at, block in enumerate(blocks):
-            if block.state == "closed" and block.band in checked:
+            if block.state == "closed" and block.band in checked and block == self.block_of(block.band):
                 blocks[at] = replace(block, state="added")
         known = {block.band for block in blocks}
         for band in checked:
             if band not in known:
-                last = max(blocks, key=lambda block: block.first)
-                blocks.append(Block(last.first + last.count, self.normal.count, band, "added"))
+                count, first = self.normal.count, max(block.first + block.count for block in blocks)
+                while not set(range(first, first + count)).isdisjoint(used):
+                    blocks.append(Block(first, count, f"{UNKNOWN}{first}", "closed"))
+                    first += count
+                blocks.append(Block(first, count, band, "added"))
         return Layout(tuple(blocks), checked, self.version + 1)
 
     def with_more(self, bands: Sequence[str]) -> Layout:
@@ -157,6 +174,60 @@ class Layout(Counted):
         blocks = [replace(block, state="open") if block.state == "added" else block for block in self.blocks]
         return Layout(tuple(blocks), self.bands, self.version + 1)
 
+    # -- what the server has lost ---------------------------------------------------------------------------------
+
+    @property
+    def known_as(self) -> dict[str, object]:
+        """What a member says that knows this layout: its version, and the first number and the band of each block, such
+        as `0:normal 8:urgent`. Versions alone may be equal where two layouts were made of one, after a loss."""
+        return {"layout": self.version, **({"blocks": self._starts} if self.version else {})}
+
+    def is_known_by(self, info: Mapping[str, object]) -> bool:
+        """Whether a member that says this of itself reads each block as the one that it is here."""
+        version = info.get("layout")
+        is_new = isinstance(version, int) and version >= self.version
+        return is_new and info.get("blocks", self._starts) == self._starts
+
+    @property
+    def _starts(self) -> str:
+        return " ".join(f"{block.first}:{block.band}" for block in sorted(self.blocks, key=lambda each: each.first))
+
+    def with_lost(self, known: Layout) -> Layout:
+        """This layout, as it is stored, with what a member knows and the server has lost; itself if that is nothing.
+
+        No number gets two bands. Another band may have got the numbers meanwhile: where that is not open yet, nothing
+        was stored for it, and it moves to new numbers; else the lost one does.
+        """
+        own, end = {block.band for block in self.blocks}, max(*self.numbers, *known.numbers) + 1
+        blocks = [block for block in self.blocks if block.state != "added" and not block.is_unknown]
+        for block in known.blocks:
+            is_used = block.state != "added"
+            if (block.first, block.band) in starts_of(blocks if is_used else self.blocks):
+                continue
+            is_taken = block.first in numbers_of(blocks if is_used else self.blocks)
+            if (is_taken or not is_used) and block.band in own:
+                continue
+            if is_taken:
+                block, end = replace(block, first=end, state="added" if is_used else block.state), end + block.count
+            elif is_used and has_current(blocks, block.band):
+                block = replace(block, state="closed")
+            blocks.append(block)
+        for block in self.blocks:
+            if block.is_unknown and block.first not in numbers_of(blocks):
+                blocks.append(block)
+            if block.state == "added" and not has_current(blocks, block.band):
+                if block.first in numbers_of(blocks):
+                    block, end = replace(block, first=end), end + block.count
+                blocks.append(block)
+        if starts_of(blocks) == starts_of(self.blocks) and self.version >= known.version:
+            return self
+        if starts_of(blocks) == starts_of(known.blocks) and self.version < known.version:
+            return known
+        missing = [band for band in known.bands if band not in self.bands and band not in own]
+        at = 0 if missing and known.bands.index(missing[0]) < known.bands.index(NORMAL) else len(self.bands)
+        bands = (*self.bands[:at], *missing, *self.bands[at:])
+        return Layout(tuple(blocks), bands, max(self.version, known.version) + 1)
+
     # -- as it is stored ------------------------------------------------------------------------------------------
 
     def to_text(self) -> str:
@@ -166,6 +237,21 @@ class Layout(Counted):
             for each in self.blocks
         ]
         return json.dumps({"format": FORMAT, "version": self.version, "bands": self.bands, "blocks": blocks})
+
+
+def starts_of(blocks: Iterable[Block]) -> set[tuple[int, str]]:
+    """The first number and the band of each block."""
+    return {(block.first, block.band) for block in blocks}
+
+
+def numbers_of(blocks: Iterable[Block]) -> set[int]:
+    """The partitions of all these."""
+    return {number for block in blocks for number in block.numbers}
+
+
+def has_current(blocks: Iterable[Block], band: str) -> bool:
+    """Whether one of these is the block of a band to which messages are, or will be, published."""
+    return any(block.band == band and block.state != "closed" for block in blocks)
 
 
 def made_with(partitions: int, bands: Sequence[str]) -> Layout:

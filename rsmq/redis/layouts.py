@@ -67,12 +67,11 @@ async def _first_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]
 
 
 async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:
-    """The live members, as `group: member`, that have not said that they know this version of the layout."""
+    """The live members, as `group: member`, that have not said that they know this layout."""
     found = []
     for group in groups:
         for member, (info, is_alive) in (await members_of(client, keys, topic.name, group)).items():
-            version = read_info(info).get("layout")
-            if is_alive and not (isinstance(version, int) and version >= topic.layout.version):
+            if is_alive and not topic.layout.is_known_by(read_info(info)):
                 found.append(f"{group}: {member}")
     return found
 

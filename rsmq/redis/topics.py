@@ -305,12 +305,22 @@ class Topics:
         while True:
             topic = await self.existing(name)
             wanted = topic.layout.with_bands(bands)
+            used = set[int]()
+            while found := await self._used(name, set(wanted.numbers) - set(topic.numbers) - used):
+                used.update(found)
+                wanted = topic.layout.with_bands(bands, used)
             if wanted is topic.layout:
                 break
             if await change_layout(self._client, self._keys, name, topic.layout, wanted):
                 break
         await self.open_bands(name)
         return await self.existing(name)
+
+    async def _used(self, name: str, numbers: Collection[int]) -> list[int]:
+        """Those of these numbers that have a stream, though the topic has no such partitions: they were of a band that
+        the layout has lost (a failover of one node), so they can be of no other one, and their messages are read."""
+        found = await ask_all(self._client, [("EXISTS", self._keys.stream(name, number)) for number in numbers])
+        return [number for number, is_there in zip(numbers, found, strict=True) if is_there]
 
     async def open_bands(self, name: str) -> list[str]:
         """Let publishers use the bands that were added. Returns the live members that do not know them yet: then
@@ -330,16 +340,19 @@ class Topics:
         return []
 
     async def _restore(self, known: Topic) -> Topic | None:
-        """The topic as it is, with the layout that a member knows if the server has an older one, or no topic: it has
-        lost writes, or the topic was made again. None: it is not there, and had no bands."""
-        topic = await self.find(known.name)
-        if topic is None and known.layout.has_bands:
-            return await self._create(known.name, known.layout)
-        if topic is None or topic.layout.version >= known.layout.version or topic.partitions != known.partitions:
-            return topic
-        log.warning("topic %s has lost its layout of version %d: written again", topic.name, known.layout.version)
-        await change_layout(self._client, self._keys, topic.name, topic.layout, known.layout)
-        return await self.find(topic.name)
+        """The topic as it is, with what a member knows of its layout and the server has lost (a failover), or made
+        again. None: it is not there, and had no bands."""
+        while True:
+            topic = await self.find(known.name)
+            if topic is None and known.layout.has_bands:
+                return await self._create(known.name, known.layout)
+            if topic is None or topic.partitions != known.partitions:
+                return topic
+            wanted = topic.layout.with_lost(known.layout)
+            if wanted is topic.layout:
+                return topic
+            log.warning("topic %s has lost its layout of version %d: written again", topic.name, known.layout.version)
+            await change_layout(self._client, self._keys, topic.name, topic.layout, wanted)
 
     async def _create(self, name: str, layout: Layout) -> Topic:
         """First writer wins, field by field; `partitions` comes last and makes it exist."""
@@ -476,7 +489,7 @@ async def newer_topic(topics: Topics, known: Topic, group: str, found: Topic | N
 
     A layout that the server has lost is written again.
     """
-    if found is None or found.layout.version < known.layout.version:
+    if found is None or found.layout.with_lost(known.layout) is not found.layout:
         found = await topics._restore(known)
     if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
         return None

@@ -15,7 +15,7 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -38,8 +38,8 @@ from tests.interleavings.search import Result, Search
 NAME: Final = "t"
 KEYS: Final = Keys("b")
 SETTINGS: Final = Settings(prefix="b", partitions=1, url="redis://nowhere")
-MOST: Final = 3
-"""Partitions of the search: one of `normal`, and one for each of two bands."""
+MOST: Final = 5
+"""Partitions of the search: one of `normal`, and one for each of two bands; twice that many after a lost layout."""
 PIPELINE: Final = "PIPELINE"
 FAILED: Final = "FAILED"
 LOST: Final = "LOST"
@@ -193,7 +193,7 @@ def contents(kind: str, looks: list[Any]) -> Content:
 
 class Process(NamedTuple):
     """`role`: what it is; `group`: of a worker. `topic`: as far as it knows it. `program`: what it does, with the
-    replies so far. `left`: how often it may still act. `told`: the version that its heartbeat has. `is_up`: a worker
+    replies so far. `left`: how often it may still act. `told`: the layout that its heartbeat tells. `is_up`: a worker
     that has started."""
 
     name: str
@@ -203,7 +203,7 @@ class Process(NamedTuple):
     program: str = ""
     replies: tuple[Reply, ...] = ()
     left: int = 1
-    told: int | None = None
+    told: Layout | None = None
     is_up: bool = False
     is_alive: bool = True
 
@@ -233,13 +233,12 @@ async def start(client: Any, process: Process) -> Process:
 async def tell(client: Any, process: Process) -> Process:
     """The heartbeat of a worker says what it knows."""
     assert process.topic is not None
-    await beat(client, process, process.topic.layout.version)
-    return process._replace(told=process.topic.layout.version)
+    await beat(client, process, process.topic.layout.known_as)
+    return process._replace(told=process.topic.layout)
 
 
-async def beat(client: Any, process: Process, layout: int | None) -> None:
-    """The heartbeat, with the version of the layout that the member knows."""
-    about = {} if layout is None else {"layout": layout}
+async def beat(client: Any, process: Process, about: Mapping[str, object]) -> None:
+    """The heartbeat, with what the member says of the layout that it knows."""
     await client.pipelined(
         [
             ("SET", KEYS.alive(NAME, process.group, process.name), json.dumps(about)),
@@ -289,7 +288,7 @@ async def start_old(client: Any, process: Process) -> Process:
         found = await client.execute_command("HGET", KEYS.group(NAME, process.group), "distribution")
         if found not in (None, b"hash"):
             raise ConfigError(f"group {process.group!r} has distribution {found!r}, not 'hash'")
-    await beat(client, process, None)
+    await beat(client, process, {})
     known = None if topic is None else replace(topic, layout=single(topic.partitions))
     return process._replace(topic=known, is_up=True)
 
@@ -405,7 +404,8 @@ class BandMoves:
                 break
             layout = self._layout(after)
             if layout is not None:
-                named = {(number, block.band) for block in layout.blocks for number in block.numbers}
+                used = [block for block in layout.blocks if block.state == "open"]  # nothing is stored in the others
+                named = {(number, block.band) for block in used for number in block.numbers}
                 after = after._replace(truth=after.truth._replace(bands=after.truth.bands | named))
             moves.append(Move(text, after, is_fault, self._broken(after, layout)))  # type: ignore[arg-type]
         return moves
@@ -458,6 +458,10 @@ class BandMoves:
             left = world.left._replace(losses=world.left.losses - 1)
             lost = self._done(world, ("HDEL", KEYS.topic(NAME), "layout"))
             yield "the server loses the layout", lost._replace(left=left), True
+            is_remembered = any(each.is_alive and each.topic and each.topic.layout.has_bands for each in world.members)
+            if is_remembered and not any(partition for _, partition, _ in world.truth.stored):
+                all_lost = self._done(lost, ("DEL", *(KEYS.stream(NAME, number) for number in range(1, MOST))))
+                yield "the server loses the layout, and the partitions of bands", all_lost._replace(left=left), True
 
     def _step(self, world: BandWorld, at: int, process: Process) -> Iterator[tuple[str, BandWorld, bool]]:
         """The command of a program is executed, or its reply is lost."""
@@ -493,7 +497,7 @@ class BandMoves:
     def _idle(self, world: BandWorld, at: int, process: Process) -> Iterator[tuple[str, BandWorld, bool]]:
         """What a process begins."""
         role = process.role
-        if role == "worker" and (process.topic is None or process.told != process.topic.layout.version):
+        if role == "worker" and (process.topic is None or process.told != process.topic.layout):
             yield from self._begun(world, at, process, "start" if process.topic is None else "tell")
         elif role in WORKERS and not process.is_up:
             if process.left and (role == "worker" or not self._scenario.is_late or self._is_open(world)):
@@ -742,9 +746,18 @@ DELETION: Final = BandScenario("bands: a group is deleted", (ADDS, DELETES, work
 LOSS: Final = BandScenario(
     "bands: the layout is lost", (ADDS, worker("m1")), Faults(losses=1), is_strict=False, adds=False, is_short=True
 )
+LOST_AND_ADDED: Final = BandScenario(
+    "bands: the layout is lost, and another band is added", (ADDED, worker("m1"), ADDS_OTHER), Faults(losses=1),
+    is_strict=False, is_short=True,
+)  # fmt: skip
+LOST_WHILE_STOPPED: Final = BandScenario(
+    "bands: the layout is lost while no worker runs, and another band is added",
+    (ADDED, worker("m2", left=0), ADDS_OTHER), Faults(losses=1), is_strict=False, adds=False, is_short=True,
+)  # fmt: skip
 BAND_SCENARIOS: Final = (
     ONE_GROUP, CRASH, LOST_REPLY, TWO_GROUPS, SECOND_GROUP, OLD, LATE_OLD, OLD_STARTS, OLD_GROUP, TWO_OPERATORS,
-    OPERATORS_AND_GROUP, RESET, DELETION, STOPPED_GROUP, LOSS, LOST_LAYOUT,
+    OPERATORS_AND_GROUP, RESET, DELETION, STOPPED_GROUP, LOSS, LOST_LAYOUT, LOST_AND_ADDED,
+    LOST_WHILE_STOPPED,
     BandScenario("bands: a worker starts", (ADDS, worker("m1", is_up=False), PUBLISHES)),
     BandScenario("bands: a publisher, and a death", (ADDS, worker("m1"), PUBLISHES), Faults(crashes=1), adds=False),
     BandScenario(
@@ -754,6 +767,14 @@ BAND_SCENARIOS: Final = (
     BandScenario("bands: a worker opens beside the operator", (ADDS, worker("m1"), PUBLISHES), is_crowded=True),
     BandScenario("bands: retention keeps nothing", (ADDS, worker("m1"), PUBLISHES), upkeep=TIDIES),
     BandScenario("bands: two operators and a worker", (ADDS, ADDS_OTHER, worker("m1"))),
+    BandScenario(
+        "bands: the layout is lost, another band is added, and a publisher",
+        (ADDED, worker("m1"), ADDS_OTHER, PUBLISHES), Faults(losses=1), is_strict=False,
+    ),
+    BandScenario(
+        "bands: the layout is lost while no worker runs, another band is added, and a publisher",
+        (ADDED, worker("m1"), ADDS_OTHER, PUBLISHES), Faults(losses=1, crashes=1), is_strict=False, adds=False,
+    ),
     BandScenario("bands: a reply is lost, and a publisher", (ADDS, worker("m1"), PUBLISHES), Faults(lost=1)),
 )  # fmt: skip
 
@@ -808,8 +829,24 @@ BAND_EDITS: Final = (
         "if False:",
     ),
     Edit(
-        "a member that says nothing of layouts counts as one that knows them", OLD, topics, "unaware_members",
+        "a member that says nothing of layouts counts as one that knows them", OLD, Layout, "is_known_by",
         "isinstance(version, int) and version", "version is None or version",
+    ),
+    Edit(
+        "a member that knows another band under these numbers counts as one that knows this one", LOST_AND_ADDED,
+        Layout, "is_known_by", "info.get(\"blocks\", self._starts) == self._starts", "True",
+    ),
+    Edit(
+        "a lost band gets back its numbers, also those that another one has", LOST_AND_ADDED, Layout, "with_lost",
+        "if block.first in numbers_of(blocks):", "if False:",
+    ),
+    Edit(
+        "a layout that has changed meanwhile is not read again", LOST_AND_ADDED, Topics, "_restore",
+        "topic.layout, wanted)", "topic.layout, wanted)\n        return await self.find(topic.name)",
+    ),
+    Edit(
+        "numbers that had a band before are given to another one", LOST_WHILE_STOPPED, Topics, "_used",
+        "if is_there", "if False",
     ),
     Edit(
         "the distribution does not say that there are bands", LATE_OLD, topics, "prepare_groups",
@@ -832,8 +869,7 @@ BAND_EDITS: Final = (
         "await change_layout(", "topic = await self.existing(name)\n    await change_layout(",
     ),
     Edit(
-        "a lost layout is not written again", LOST_LAYOUT, Topics, "_restore",
-        "topic.layout.version >= known.layout.version", "True",
+        "a lost layout is not written again", LOST_LAYOUT, Topics, "_restore", "if wanted is topic.layout", "if True",
     ),
     Edit(
         "a reset forgets that the topic has bands", RESET, SELF, "reset_group", "topic.layout.has_bands", "False",

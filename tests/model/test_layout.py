@@ -46,11 +46,54 @@ def test_bands_that_change_never_use_a_number_twice(partitions: int, changes: li
     assert (read, read.stored, read.numbers) == (layout, layout.stored, layout.numbers)
 
 
+@given(common=st.lists(BANDS, max_size=2), known=st.lists(BANDS, max_size=3), found=st.lists(BANDS, max_size=3))
+def test_a_lost_layout_comes_back_beside_what_was_added_meanwhile(
+    common: list[list[str]], known: list[list[str]], found: list[list[str]]
+) -> None:
+    """Two layouts that were made of one: all blocks in use of both are there, no number has two bands, none two blocks,
+    and members of both follow."""
+
+    def changed(layout: Layout, changes: list[list[str]], *, opens: bool) -> Layout:
+        for bands in changes:
+            layout = layout.with_bands(bands)
+            layout = layout.opened() if layout.waits and opens else layout
+        return layout
+
+    before = changed(single(2), common, opens=True)
+    theirs, stored = changed(before, known, opens=True), changed(before, found, opens=False)
+    both = stored.with_lost(theirs)
+    assert len(both.numbers) == 2 * len(both.blocks)
+    for block in stored.blocks:
+        if block.state == "open":
+            assert both.band_of(block.first) == block.band
+    for block in theirs.blocks:
+        used = [each for each in stored.blocks if each.state != "added" and block.first in each.numbers]
+        if block.state != "added" and not used:
+            assert both.band_of(block.first) == block.band
+        assert both.block_of(block.band) is not None
+    assert both == theirs or {*stored.bands} <= {*both.bands}
+    assert all(both.block_of(band) is not None for band in both.bands)
+    assert both.with_lost(theirs) is both.with_lost(stored) is both
+    assert stored == theirs or both.version >= max(stored.version, theirs.version)
+    assert not both.is_known_by(theirs.known_as) or {*theirs.numbers} == {*both.numbers}
+
+
 def test_a_topic_without_bands_stores_no_layout() -> None:
     """It is one block from 0 on, with nothing in its hash."""
     layout = read_layout("orders", b"8", None)
     assert (layout.numbers, layout.stored, layout.version, layout.has_bands) == (tuple(range(8)), "", 0, False)
     assert made_with(8, ()) == single(8)
+
+
+def test_numbers_in_use_that_no_band_has_are_read_and_given_to_none() -> None:
+    """They had a band that the server has lost. A new one gets the numbers after them."""
+    layout = single(2).with_bands(("normal", "bulk"), used={3, 5})
+    assert layout.numbers == tuple(range(8))
+    assert [(block.first, block.band, block.state) for block in layout.blocks[1:]] == [
+        (2, "lost-2", "closed"), (4, "lost-4", "closed"), (6, "bulk", "added"),
+    ]  # fmt: skip
+    assert layout.bands == ("normal", "bulk")
+    assert read_layout("t", b"2", layout.stored.encode()) == layout
 
 
 def test_bands_of_a_new_topic_are_open_at_once() -> None:

@@ -138,7 +138,7 @@ class Participation:
             "concurrency": handler.concurrency,
             "lease_ttl_ms": to_ms(self._context.settings.lease_ttl),
             "ordering": handler.ordering,
-            "layout": self._context.topic.layout.version,
+            **self._context.topic.layout.known_as,
             "gc_every": gc.get_threshold()[0] if gc.isenabled() else 0,
             "attempts": handler.retry.max_attempts,
             "timeout_ms": None if handler.timeout is None else to_ms(handler.timeout),
