@@ -15,7 +15,7 @@ from rsmq.broker.portal import Portal
 from rsmq.broker.requests import RequestOptions
 from rsmq.broker.typed_topic import BatchHandlerDecorator, HandlerDecorator, TypedTopic, checked_items
 from rsmq.handler.handler import Handler
-from rsmq.handler.options import SingleOptions
+from rsmq.handler.options import By, SingleOptions
 from rsmq.handler.schedule import Schedule
 from rsmq.handler.service import Service
 from rsmq.model.duration import Duration
@@ -159,7 +159,7 @@ class SyncTopic(Generic[T]):
 
     @overload
     def handler(
-        self, *, batch: int, linger: Duration | None = None, **options: Unpack[SingleOptions]
+        self, *, batch: int, linger: Duration | None = None, by: By | None = None, **options: Unpack[SingleOptions]
     ) -> BatchHandlerDecorator[T]: ...
     @overload
     def handler(self, **options: Unpack[SingleOptions]) -> HandlerDecorator[T]: ...

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVa
 
 from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler, build_handler
-from rsmq.handler.options import SingleOptions
+from rsmq.handler.options import By, SingleOptions
 from rsmq.handler.payload import decoder_for, refusal_of
 from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
@@ -93,7 +93,7 @@ class TypedTopic(Generic[T]):
 
     @overload
     def handler(
-        self, *, batch: int, linger: Duration | None = None, **options: Unpack[SingleOptions]
+        self, *, batch: int, linger: Duration | None = None, by: By | None = None, **options: Unpack[SingleOptions]
     ) -> BatchHandlerDecorator[T]: ...
     @overload
     def handler(self, **options: Unpack[SingleOptions]) -> HandlerDecorator[T]: ...

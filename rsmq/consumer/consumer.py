@@ -15,6 +15,7 @@ from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
 from rsmq.consumer.owning.participation import Participation
 from rsmq.consumer.owning.rebalancer import Rebalancer
 from rsmq.consumer.owning.shared import SharedDistribution
+from rsmq.consumer.reading.call_starter import CallStarter
 from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.reading.questions import Questions
 from rsmq.consumer.reading.read_ahead import ReadAhead
@@ -28,6 +29,7 @@ from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.borrower import Borrower
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.flow_names import FlowNames
+from rsmq.consumer.waiting.gathering_queue import GatheringQueue
 from rsmq.consumer.waiting.group_rate import GroupRate
 from rsmq.consumer.waiting.handler_permits import HandlerPermits, NamedCalls
 from rsmq.consumer.waiting.holds import Holds
@@ -91,12 +93,7 @@ class Consumer:
             client, keys, settings, self.member, self.topic.name, handler.group, ask, context.clock,
             context.worker_log.members,
         )  # fmt: skip
-        kind = CountedQueue if handler.counts_messages else Queue
-        self.queue = kind(
-            is_ordered=handler.ordering != "none",
-            is_serial=handler.ordering == "partition",
-            prefetch=settings.prefetch,
-        )
+        self.queue = self._make_queue()
         self.settler = Settler(context, self._drop)
         times = None if handler.when is None else StartTimes(handler.when, context.clock)
         self._runner = build_runner(
@@ -111,10 +108,10 @@ class Consumer:
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
-        self._read_ahead = ReadAhead(context, self._runner, self.settler, self.fetchers)
+        self._read_ahead = self._make_read_ahead()
         self._wait_poller: WaitPoller | None = None
         self._read_on()
-        if times is not None:
+        if times is not None or handler.by is not None:
             self._wait_by(times)
         self._serve_bands()
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
@@ -126,6 +123,21 @@ class Consumer:
         self._deadline = float("inf")
         self.started = asyncio.Event()
 
+    def _make_queue(self) -> Queue:
+        """What may start now, by the order and the limits of the handler."""
+        handler, prefetch = self.handler, self._settings.prefetch
+        if handler.by is not None:
+            return GatheringQueue(
+                batch=handler.batch or 1, linger=handler.linger, clock=self._context.clock, prefetch=prefetch
+            )
+        kind = CountedQueue if handler.counts_messages else Queue
+        return kind(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition", prefetch=prefetch)
+
+    def _make_read_ahead(self) -> ReadAhead:
+        if isinstance(self.queue, GatheringQueue):
+            return CallStarter(self._context, self._runner, self.settler, self.fetchers, self.queue)
+        return ReadAhead(self._context, self._runner, self.settler, self.fetchers)
+
     def _read_on(self) -> None:
         """What waits behind a key, for the rate of a name or for the turn of a tenant is kept as ids."""
         handler, settings = self.handler, self._settings
@@ -133,19 +145,23 @@ class Consumer:
             self.queue.sort(FlowNames(handler.tenants, self._names_of), by_tenant=handler.tenants is not None)
         has_flows = self.queue.is_sorted or handler.when is not None
         may_wait = handler.ordering == "key" or (handler.ordering == "none" and has_flows)
-        if handler.when is not None and not settings.read_ahead:
+        if (handler.when is not None or handler.by is not None) and not settings.read_ahead:
+            option = "by=" if handler.when is None else "when="
             raise ConfigError(
-                f"handler {handler.name}: when= keeps messages waiting as ids, and RSMQ_READ_AHEAD=0 allows none: set "
-                f"it to 100000, the default"
+                f"handler {handler.name}: {option} keeps messages waiting as ids, and RSMQ_READ_AHEAD=0 allows none: "
+                f"set it to 100000, the default"
             )
         if settings.read_ahead and may_wait and handler.distribution == "hash":
             slots = handler.concurrency * (handler.batch or 1)
             self.queue.read_ahead(settings.read_ahead, settings.prefetch, slots, self._read_ahead.wanted.set)
 
-    def _wait_by(self, times: StartTimes) -> None:
-        """Messages wait until the rule lets them start, as ids."""
+    def _wait_by(self, times: StartTimes | None) -> None:
+        """Messages wait until the rule lets them start, or until the window of their key is over, as ids."""
         self._wait_poller = WaitPoller(self._context, self._runner, self.settler, self.fetchers)
-        self.queue.start_by(times, self._wait_poller.wanted.set)
+        if times is not None:
+            self.queue.start_by(times, self._wait_poller.wanted.set)
+        elif isinstance(self.queue, GatheringQueue):
+            self.queue.wait_by(self._wait_poller.wanted.set)
 
     def _use(self, rates: Sequence[Rate]) -> None:
         """Limit the queue."""

@@ -19,7 +19,7 @@ from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.fallback import Fallback, checked_fallback
 from rsmq.handler.middleware import Middleware
-from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
+from rsmq.handler.options import By, Distribution, Execution, HandlerOptions, OptionCheck, Ordering
 from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, formats_for, refusal_of
 from rsmq.handler.quiet_hours import When
 from rsmq.handler.rate_limit import Rate
@@ -56,6 +56,7 @@ class Handler:
     soft_timeout: timedelta | None
     batch: int | None
     linger: timedelta
+    by: By | None
     start: str | datetime
     partitions: int | None
     execution: Execution

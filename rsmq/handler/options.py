@@ -30,6 +30,10 @@ PermitLimits = Rate | Concurrency | Sequence[Rate | Concurrency]
 Ordering = Literal["key", "partition", "none"]
 Distribution = Literal["hash", "shared"]
 Execution = Literal["inline", "thread", "process"]
+By = Literal["key"]
+LONGEST_LINGER: Final = timedelta(hours=24)
+MOST_GATHERED: Final = 1000
+"""Messages of one call by key: the server marks all of them in one step."""
 
 
 class SingleOptions(TypedDict, total=False):
@@ -65,6 +69,7 @@ class HandlerOptions(SingleOptions, total=False):
 
     batch: int | None
     linger: Duration | None
+    by: By | None
 
 
 DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(HandlerOptions.__annotations__) | {
@@ -98,6 +103,7 @@ class OptionCheck:
             "soft_timeout": self._soft_timeout(is_async=is_async),
             "batch": self._count_or_none("batch"),
             "linger": self._linger(),
+            "by": self._by(),
             "start": self._start(),
             "partitions": self._count_or_none("partitions", MOST_PARTITIONS),
             "execution": self._execution(function, is_async=is_async, has_dependencies=has_dependencies),
@@ -236,6 +242,26 @@ class OptionCheck:
         if span < timedelta(0):
             raise self._wrong(f"linger={value!r} is negative: write linger='50ms'")
         return span
+
+    def _by(self) -> By | None:
+        """What waits is pending with its owner, as an id."""
+        value = self._options["by"]
+        if value is None:
+            return None
+        self._one_of("by", By)
+        if not self.is_batch:
+            raise self._wrong("by='key' needs batch, such as batch=500: its call has many messages of one key")
+        if self._options["distribution"] == "shared" or self._ordering() != "key":
+            raise self._wrong(
+                "by='key' needs the owner of a key: use ordering='key', and leave distribution='shared' out"
+            )
+        if self._count("batch") > MOST_GATHERED:
+            raise self._wrong(f"batch={self._options['batch']!r} is above {MOST_GATHERED}, the most with by='key'")
+        if self._linger() > LONGEST_LINGER:
+            raise self._wrong(f"linger={self._options['linger']!r} is above 24h, the longest with by='key'")
+        if self._options["tenant"] is not None:
+            raise self._wrong("by='key' takes the keys that are due in order, not tenants in turn: leave tenant out")
+        return value  # type: ignore[no-any-return]
 
     def _duration(self, option: str) -> timedelta:
         try:

@@ -70,6 +70,8 @@ class Router:
           clean up: what it returns then counts (none).
         - `batch`: most messages of one call; the function gets lists (single messages).
         - `linger`: a timedelta or text such as `50ms`, how long an incomplete batch waits for more messages (0).
+        - `by`: "key" gives a call all messages of one key that were stored within `linger` (up to 24h) of the oldest,
+          up to `batch` (at most 1000). Retries have the same messages. Not with `tenant` or "shared" (none).
         - `start`: where a new group begins: "earliest", "latest", a stream id or an aware datetime ("earliest").
         - `partitions`: 1 to 1024, for a topic that does not exist yet (RSMQ_PARTITIONS).
         - `pick`: of a topic with bands, "strict", the highest first, or weights such as `{"urgent": 8, "bulk": 1}`.

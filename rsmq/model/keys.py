@@ -149,6 +149,10 @@ class Keys:
         """ZSET: due_ms -> stream id, of messages that wait for a time."""
         return f"{self.stream(topic, partition)}:{group}:waits"
 
+    def calls(self, topic: str, partition: int, group: str) -> str:
+        """Hash: key -> last stream id of its latest call, of a handler that gathers messages by key."""
+        return f"{self.stream(topic, partition)}:{group}:calls"
+
     def out(self, topic: str, partition: int, group: str) -> str:
         """Stream, on a cluster: outputs of settled messages, on their way to partitions in other slots."""
         return f"{self.stream(topic, partition)}:{group}:out"

@@ -144,6 +144,7 @@ RELAY_OUTPUTS: Final = Script("consumer/relay_outputs")
 PUT_ASIDE: Final = Script("consumer/put_aside")
 READ_AGAIN: Final = Script("consumer/read_again")
 KEEP_WAITS: Final = Script("consumer/keep_waits")
+START_CALL: Final = Script("consumer/start_call")
 START_MESSAGE: Final = Script("consumer/start_message")
 PARK_MESSAGE: Final = Script("consumer/park_message")
 UNPARK_MESSAGES: Final = Script("consumer/unpark_messages")
@@ -207,6 +208,7 @@ BEHIND: Final = b"BEHIND"
 """The server has lost writes that it had confirmed: it knows fewer letters than their reader."""
 NOT_PENDING: Final = b"NOT_PENDING"
 CANCELLED: Final = b"CANCELLED"
+UNDELIVERED: Final = b"UNDELIVERED"
 LOST_BODY: Final = b"LOST_BODY"
 UNKNOWN: Final = b"UNKNOWN"
 LOST: Final = b"LOST"

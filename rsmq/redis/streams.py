@@ -241,7 +241,8 @@ async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, sta
     position = start_id(start)
     for partition in topic.numbers:
         at = (topic.name, partition, group)
-        names = [part(*at) for part in (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits)]
+        parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
+        names = [part(*at) for part in parts]
         await RESET_GROUP(client, (keys.stream(topic.name, partition), *names), (group, position))
     about = keys.group(topic.name, group)
     if topic.layout.has_bands:  # a worker that knows no bands is refused as before
@@ -283,7 +284,7 @@ async def _delete_from(client: Client, keys: Keys, topic: str, partition: int, g
     """Delete a group in one partition."""
     at = (topic, partition, group)
     parts = (
-        keys.lease, keys.retry, keys.waits, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled,
+        keys.lease, keys.retry, keys.waits, keys.calls, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled,
         keys.handed_on,
     )  # fmt: skip
     await client.execute_command("UNLINK", *[part(*at) for part in parts])

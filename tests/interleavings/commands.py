@@ -98,7 +98,7 @@ def wire(command: Command) -> Wire:
 
 
 def _context(member: str, *replies: Any) -> ConsumerContext:
-    handler: Any = SimpleNamespace(group=GROUP, retry=POLICY, when=None)
+    handler: Any = SimpleNamespace(group=GROUP, retry=POLICY, when=None, by=None)
     client: Any = Recorder(*replies)
     topic: Any = SimpleNamespace(name=TOPIC, partitions=1, max_length=0, on_full="reject")
     return ConsumerContext(client, KEYS, SETTINGS, member, topic, handler)

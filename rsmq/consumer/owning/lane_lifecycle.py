@@ -139,7 +139,7 @@ class LaneLifecycle:
         for lane in lanes:
             await self._hand_back(lane, lane.outgoing.take_all())
 
-    async def _hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[bytes] = ()) -> None:
+    async def _hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[tuple[bytes, int]] = ()) -> None:
         if (messages or unsure) and lane.lease.is_held():
             try:
                 await self._settler.hand_back(lane, messages, unsure)

@@ -80,9 +80,7 @@ class ReadAhead:
                 if flows.aside:
                     await self._put_aside(lane)
                 may_read = lane.lease.is_held() and not self._fetchers.is_paused and lane.outgoing.has_room
-                page = self._queue.page(lane) if may_read and not lane.is_quiet else None
-                if page is not None:
-                    await self._read_again(lane, page)
+                if may_read and not lane.is_quiet and await self._read_more(lane):
                     self._runner.wake_soon()
                 elif not flows.aside:
                     return
@@ -92,6 +90,13 @@ class ReadAhead:
         except BrokerError as error:
             log.debug("what waits in %s waits for the server: %s", lane.stream, error)
             raise
+
+    async def _read_more(self, lane: Lane) -> bool:
+        """Read the next page of what waits as ids. False: there is none now."""
+        page = self._queue.page(lane)
+        if page is not None:
+            await self._read_again(lane, page)
+        return page is not None
 
     async def _read_bodies(self, lane: Lane, ids: Sequence[bytes]) -> None:
         """Of parked messages that are due. They are still pending; `start_message` decides whether they start."""

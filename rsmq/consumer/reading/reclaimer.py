@@ -47,6 +47,11 @@ def next_cursor(reply: list[Any]) -> bytes | None:
     return None if reply[1] == START else bytes(reply[1])
 
 
+def key_of(fields: Sequence[bytes]) -> bytes | None:
+    """The ordering key of an entry."""
+    return next((value for name, value in zip(fields[::2], fields[1::2], strict=False) if name == b"key"), None)
+
+
 def pairs_of(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
     """The pairs of a reply, which may be flat."""
     if flat and isinstance(flat[0], list | tuple):
@@ -73,7 +78,8 @@ class Reclaimer:
         self._topic = context.topic
         self._largest = 0  # bytes of a body so far
         self._is_sparse = False  # what is pending is not in a row
-        self._has_times = context.handler.when is not None
+        self._is_by_key = context.handler.by is not None
+        self._has_times = context.handler.when is not None or self._is_by_key
         self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
 
     async def claim_page(self, lane: Lane, reader: str, room: int, *, is_ahead: bool = False) -> None:
@@ -86,6 +92,8 @@ class Reclaimer:
         assert cursor is not None
         if self._has_times and not lane.flows.resting.is_loaded(number):
             await self._load_waits(lane, number)
+        if self._is_by_key and not lane.flows.calls.is_loaded(number):
+            await self._load_calls(lane, number)
         if lane.epoch:
             if known := lane.flows.known(number):
                 cursor, room = await self._skip_known(lane, cursor, known, room)
@@ -95,6 +103,7 @@ class Reclaimer:
         recovery.advance(cursor, number)
         if recovery.is_over:
             lane.flows.recovered()
+            self._queue.recovered(lane)
 
     async def _load_waits(self, lane: Lane, number: int) -> None:
         """Until when messages wait, as the last owner has noted it."""
@@ -114,6 +123,26 @@ class Reclaimer:
                 break
             at += LISTED
         self._queue.load_times(lane, number, dues)
+
+    async def _load_calls(self, lane: Lane, number: int) -> None:
+        """Which messages of a key have started together, as the last owner has noted it."""
+        known, cursor = dict[bytes, bytes](), b"0"
+        while True:
+            cursor, flat = await self._client.execute_command("HSCAN", lane.calls_key, cursor, "COUNT", LISTED)
+            known.update(flat if isinstance(flat, dict) else pairs_of(flat))
+            if cursor in (b"0", 0):
+                break
+        lane.flows.calls.load(number, known)
+
+    def _attempts_of_call(self, lane: Lane, entry_id: bytes, attempts: int, fields: Sequence[bytes]) -> int:
+        """How many attempts count of a message of a handler by key. What was read and has not started is put aside."""
+        key = key_of(fields)
+        if key is None:
+            return attempts
+        counted = lane.flows.calls.attempts_of(key, entry_id, attempts)
+        if counted is None and attempts:
+            lane.flows.put_aside(entry_id)
+        return counted or 0
 
     async def _skip_known(self, lane: Lane, cursor: bytes, known: Collection[bytes], room: int) -> tuple[bytes, int]:
         """Where the first message is that is not known here, and how many follow it. If there is none: behind the last
@@ -332,6 +361,8 @@ class Reclaimer:
             if is_first:
                 lane.recovery.find_unseen(entry_id)
                 attempts = 0
+            elif self._is_by_key:
+                attempts = self._attempts_of_call(lane, entry_id, attempts, fields)
             message = None if is_retry else self._plain(lane, entry_id, attempts, fields)
             if message is None:
                 self._queue.offer(lane, batch, is_ahead=is_ahead)

@@ -21,6 +21,9 @@ from rsmq.redis.scripts import KEEP_WAITS, STALE_EPOCH, Value
 
 log = logging.getLogger("rsmq.wait")
 
+RESCHEDULED: Final = 1
+CANCELLED: Final = 2
+"""Why a message is due, if not because of its time."""
 SOON: Final = 0.05
 """Seconds until the next look while more are due than are read again at a time."""
 PAUSE: Final = 0.1
@@ -76,7 +79,9 @@ class WaitPoller:
             if not lane.lease.is_held() or lane.is_quiet:
                 resting.look_in(PAUSE)
                 return
-            may_start = lane.recovery.is_over and not self._fetchers.is_paused
+            # at the bound no page of a recovery is read until something has started
+            is_ready = lane.recovery.is_over or not self._queue.has_room(lane, self._lanes.values())
+            may_start = is_ready and not self._fetchers.is_paused
             room = max(0, PAGE - len(flows.dry)) if may_start else 0
             forgotten, notes = resting.news(PAGE)
             filling, args = flows.filling, list[Value]((self._member, lane.epoch, room, len(forgotten), *forgotten))
@@ -90,8 +95,8 @@ class WaitPoller:
                 return
             resting.told(forgotten, notes)
             _, wait_ms, *named = reply
-            for entry_id, is_rescheduled in named:
-                self._queue.wake(lane, entry_id, is_rescheduled=bool(is_rescheduled))
+            for entry_id, why in named:
+                self._queue.wake(lane, entry_id, is_rescheduled=why == RESCHEDULED, is_cancelled=why == CANCELLED)
                 resting.forget(entry_id)
             is_short = len(named) == room
             resting.look_in(SOON if is_short else wait_ms / 1000 if wait_ms >= 0 else inf)

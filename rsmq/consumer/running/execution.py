@@ -13,6 +13,7 @@ import anyio.to_process
 import anyio.to_thread
 
 from rsmq.consumer.running.batch_runner import BatchRunner
+from rsmq.consumer.running.gathered_runner import GatheredRunner
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.queue import Queue
@@ -54,7 +55,7 @@ def build_runner(
     payload_call, call = build_payload_call(handler, middlewares), build_call(handler, middlewares)
     if times is not None:
         call = times.guard(call)
-    kind = Runner if handler.batch is None else BatchRunner
+    kind = Runner if handler.batch is None else BatchRunner if handler.by is None else GatheredRunner
     hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
     reader = PayloadReader(handler.decode, encoding, handler.formats)
     return kind(handler, call, queue, settler, stats, payload_call, hooks, reader, patience)
@@ -64,8 +65,8 @@ def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> C
     """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
     if handler.execution != "inline" or handler.outputs or handler.tenants is not None or handler.when is not None:
         return None  # an output belongs to a message; a tenant, and when it may start, is a function of it
-    if handler.counts_messages:
-        return None  # and so does a permit, a failure or a cost
+    if handler.counts_messages or handler.by is not None:
+        return None  # and so does a permit, a failure, a cost or a call by key
     call = handler.signature.payload_call()
     call = None if call is None else surrounded(call)
     for middleware in reversed((*middlewares, *handler.around)):

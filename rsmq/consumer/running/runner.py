@@ -99,15 +99,15 @@ class Runner(Pool):
         self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
     ) -> MessageRef:
         """Keep an output of a running message until it is settled."""
-
-        def check() -> None:
-            if not self.runs(message) and message not in self._dying:
-                raise ConfigError(
-                    f"the handler of {message} has ended, so nothing can be published with it: await "
-                    f"message.publish(...) inside the handler, or use broker.publish"
-                )
-
+        check = partial(self._check_runs, message)
         return await self._settler.outputs.collect(message, lane, topic, payload, options, check)
+
+    def _check_runs(self, message: Message) -> None:
+        if not self.runs(message) and message not in self._dying:
+            raise ConfigError(
+                f"the handler of {message} has ended, so nothing can be published with it: await "
+                f"message.publish(...) inside the handler, or use broker.publish"
+            )
 
     def cancel_lane(self, lane: Lane, reason: str, only: AbstractSet[bytes] | None = None) -> None:
         """Cancel its calls. When the worker stops, nothing waits for a database any more."""

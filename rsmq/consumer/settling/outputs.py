@@ -77,8 +77,10 @@ class Outputs:
         payload: Any,
         options: Mapping[str, Any],
         check: Callable[[], None],
+        together: Sequence[Message] = (),
     ) -> MessageRef:
-        """Keep an output of a running message until it is settled. `check` raises if it does not run."""
+        """Keep an output of a running message until it is settled. `check` raises if it does not run. `together`: the
+        messages that are settled in one call with it, and share its bounds."""
         check()
         if "wait_replicas" in options:
             raise ConfigError("message.publish has no wait_replicas: its output is stored when the message is settled")
@@ -86,7 +88,8 @@ class Outputs:
         output = await self._producer.output(topic, payload, **options)
         check()  # the lookup of a topic takes a moment
         entry = lane.outgoing.of(message)
-        self._check_bounds(entry, output)
+        of_others = [each for each in map(lane.outgoing.of, together) if each.message is not message]
+        self._check_bounds([*entry.outputs, *[each for other in of_others for each in other.outputs]], output)
         lane.outgoing.keep(entry, output)
         return output.ref
 
@@ -97,19 +100,19 @@ class Outputs:
         size = sum(map(len, fields))
         return Output(self._context.topic, message.partition, message.id, fields, size, "", is_once=False, own=own)
 
-    def _check_bounds(self, entry: MessageOutputs, output: Output) -> None:
+    def _check_bounds(self, kept: Sequence[Output], output: Output) -> None:
         """What could never be settled fails in the handler."""
-        size = output.size + sum(each.size for each in entry.outputs)
+        size = output.size + sum(each.size for each in kept)
         if size > MOST_BYTES:
             raise TooLarge(size, MOST_BYTES)
-        if len(entry.outputs) >= MOST_OUTPUTS:
+        if len(kept) >= MOST_OUTPUTS:
             raise ConfigError(
                 f"a handler call can publish {MOST_OUTPUTS} outputs for a message: publish one message that names the "
                 f"rest, or use broker.publish_many"
             )
         topic = output.target
         if topic.max_length > 0 and topic.on_full == "reject":
-            same = sum(each.topic == topic.name and each.partition == output.partition for each in entry.outputs)
+            same = sum(each.topic == topic.name and each.partition == output.partition for each in kept)
             if same >= topic.max_length:
                 raise TopicFull(topic.name, output.partition, topic.max_length)
 
@@ -195,11 +198,11 @@ class Outputs:
     def _page(self, lane: Lane) -> list[tuple[bytes, MessageOutputs]]:
         page, count, size = list[tuple[bytes, MessageOutputs]](), 0, 0
         for entry_id, entry in lane.outgoing.waiting.items():
-            if page and lane.outgoing.can_swap_anywhere:
+            if page and lane.outgoing.can_swap_anywhere and not entry.follows:
                 break
             count += len(entry.outputs)
             size += sum(output.size for output in entry.outputs)
-            if page and (count > PAGE_OUTPUTS or size > PAGE_BYTES):
+            if page and not entry.follows and (count > PAGE_OUTPUTS or size > PAGE_BYTES):
                 break
             page.append((entry_id, entry))
         return page

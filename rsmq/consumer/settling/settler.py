@@ -94,6 +94,22 @@ class Settler:
             self.schedule(lane)
         lane.done.extend(entry_ids)
 
+    def add_together(self, lane: Lane, messages: Sequence[Message]) -> None:
+        """Acknowledge these in one call, which stores the outputs of all of them with the first."""
+        lane.outgoing.join(messages)
+        self.add_done(lane, [message.entry_id for message in messages])
+
+    async def settle_together(self, lane: Lane, messages: Sequence[Message]) -> None:
+        """The same, and return when the server has confirmed it."""
+        self.add_together(lane, messages)
+        last = messages[-1].entry_id
+        if last in lane.outgoing.kept:
+            self.outputs.divert(lane)
+            await self.outputs.wait(lane, last)
+        while last in lane.in_flight and lane.lease.is_held():
+            self._due.set()
+            await asyncio.sleep(0.005)
+
     # -- in batches -----------------------------------------------------------------------------------------------
 
     def take(self, lanes: Collection[Lane] | None = None) -> list[AckBatch]:
@@ -354,11 +370,11 @@ class Settler:
         decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
         await self.bury(lane, entry_id, attempts, decision)
 
-    async def hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[bytes] = ()) -> None:
+    async def hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[tuple[bytes, int]] = ()) -> None:
         """Return messages that did not run to the end: a planned stop is no attempt. `unsure` are others that have not
-        started."""
+        started, with the attempts that are charged to them."""
         charged = [(message.entry_id, message.attempt - 1) for message in messages]
-        charged += [(entry_id, 0) for entry_id in unsure]
+        charged += unsure
         # also if the call below fails: the next to take the lane over, perhaps this member, must find them again
         lane.forget([entry_id for entry_id, _ in charged])
         for at in range(0, len(charged), 500):

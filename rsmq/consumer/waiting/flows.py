@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from rsmq.consumer.waiting.ids import Ids
 from rsmq.consumer.waiting.named_flows import FlowName, NamedFlows
+from rsmq.consumer.waiting.open_calls import CallPlan, OpenCalls
 from rsmq.consumer.waiting.resting import ALONE, Resting
 from rsmq.model.message import Message, without_body
 from rsmq.model.stream_id import parse_stream_id
@@ -64,13 +65,13 @@ class Flows:
     in `aside` are first deliveries of which the server does not know yet that they have not started; those in `gone`
     were deleted, and have their dead letter. `thin` are the keys and names whose flow is to be read again; a key in
     `dry` has no message in memory, not even one that runs. `named` are the flows of tenants and of names of rates.
-    `resting` is what waits for a time, with only ids behind it.
+    `resting` is what waits for a time, with only ids behind it. `calls` are those whose messages are of one key.
     Invariant: all that waits as an id above `kept_until` is a first delivery.
     """
 
     __slots__ = (
-        "_answered", "_asked", "_calls", "_fillings", "_known", "aside", "bodies_wanted", "dry", "emptied", "far",
-        "gone", "held", "kept_until", "named", "newest", "parked", "raw_entries", "resting", "thin", "untimed",
+        "_answered", "_asked", "_calls", "_fillings", "_known", "aside", "bodies_wanted", "calls", "dry", "emptied",
+        "far", "gone", "held", "kept_until", "named", "newest", "parked", "raw_entries", "resting", "thin", "untimed",
         "waiting",
     )  # fmt: skip
 
@@ -80,11 +81,12 @@ class Flows:
         self.gone: set[bytes] = set()
         self.named = NamedFlows()
         self.resting = Resting()
+        self.calls = OpenCalls()
         self.thin: dict[bytes | FlowName, None] = {}
         self.dry: set[bytes] = set()
         self.newest = (0, 0)
         self.kept_until = (0, 0)
-        self._asked: list[bytes] = []
+        self._asked: list[tuple[bytes, int]] = []  # with the attempts that were charged before
         self._answered = 0
         self._calls = 0
         self._fillings = 0
@@ -268,10 +270,11 @@ class Flows:
                 by_key[key] = ids
                 count += len(ids)
         lost = frozenset(self.gone and self.gone.intersection(chain.from_iterable(by_key.values())))
-        self._asked = [entry_id for ids in by_key.values() for entry_id in ids if entry_id not in lost]
+        asked = [entry_id for ids in by_key.values() for entry_id in ids if entry_id not in lost]
+        self._asked = [(entry_id, 0) for entry_id in asked if self.is_first(entry_id)]
         return IdPage(by_key, lost, self._fillings) if by_key else None
 
-    def filled(self, page: IdPage, key: bytes | FlowName, ids: Sequence[bytes]) -> bool:
+    def filled(self, page: IdPage | CallPlan, key: bytes | FlowName, ids: Sequence[bytes]) -> bool:
         """These are read, or settled: the first ones of a flow. False: all was forgotten meanwhile."""
         if page.of != self._fillings:
             return False
@@ -315,15 +318,15 @@ class Flows:
         if len(self.waiting.get(key, ())) > FEW:
             self.thin.pop(key, None)
 
-    def answered(self, page: IdPage) -> None:
+    def answered(self, page: IdPage | CallPlan) -> None:
         """The page has its answer."""
         if page.of == self._fillings:
             self._asked = []
 
-    def unsure(self) -> list[bytes]:
-        """First deliveries of which the server may believe that they have started: what is not put aside for certain,
-        and what a call for bodies on its way asks for."""
-        return [*self.aside, *[entry_id for entry_id in self._asked if self.is_first(entry_id)]]
+    def unsure(self) -> list[tuple[bytes, int]]:
+        """Messages that have not started, of which the server may believe it: what is not put aside for certain, and
+        what a call on its way asks for. Each with the attempts that are charged to it."""
+        return [*[(entry_id, 0) for entry_id in self.aside], *self._asked]
 
     @property
     def blocked(self) -> int:
@@ -429,6 +432,88 @@ class Flows:
         self.thin[key] = None
         return True
 
+    # -- calls with the messages of one key -----------------------------------------------------------------------
+
+    def wait_as_id(self, key: bytes, message: Message) -> None:
+        """Keep only the id of a message, behind all of its key."""
+        flow = self.waiting.setdefault(key, NONE)
+        if flow is NONE:
+            flow = self.waiting[key] = KeyFlow()
+        if flow.ids is None:
+            flow.ids = Ids()
+        self._note_far(message, flow.ids.append(message.entry_id))
+
+    def wait_again(self, key: bytes, ids: Sequence[bytes]) -> None:
+        """Messages of a call that was not settled wait as ids again, before all others of their key."""
+        flow = self.waiting.setdefault(key, NONE)
+        if flow is NONE:
+            flow = self.waiting[key] = KeyFlow()
+        if flow.ids is None:
+            flow.ids = Ids()
+        for entry_id in reversed(ids):
+            flow.ids.put_first(entry_id)
+        self.far += len(ids)
+
+    def put_aside(self, entry_id: bytes) -> None:
+        """The server is to be told that a message has not started."""
+        self.aside[entry_id] = None
+
+    def first_id(self, key: bytes) -> bytes | None:
+        """The first of the ids that wait for a key."""
+        flow = self.waiting.get(key, NONE)
+        return flow.ids.first(1)[0] if flow.ids else None
+
+    def size(self, key: bytes) -> int:
+        """How many messages of a key wait as ids, with the one that waits for a time."""
+        flow = self.waiting.get(key, NONE)
+        return (key in self.resting) + (len(flow.ids) if flow.ids else 0)
+
+    def rest_first(self, key: bytes) -> bytes:
+        """The first of the ids of a key waits for a time, with the others behind it."""
+        flow = self.waiting[key]
+        assert flow.ids, "there is one"
+        (entry_id,) = flow.ids.first(1)
+        flow.ids.drop(1)
+        if not flow.ids:
+            flow.ids = None
+        self.resting.add(key, entry_id, is_retry=False)
+        self.dry.discard(key)
+        return entry_id
+
+    def make_due(self, key: bytes) -> None:
+        """A call with the first ids of a key may begin."""
+        self.dry.add(key)
+        self.thin[key] = None
+
+    def due_keys(self) -> list[bytes]:
+        """The keys of which a call may begin, those first that have waited longest."""
+        for key in [each for each in self.thin if each not in self.dry]:
+            del self.thin[key]
+        return [key for key in self.thin if isinstance(key, bytes)]
+
+    def ids_of_call(self, key: bytes, most: int) -> list[bytes]:
+        """The messages of the next call of a key: those of its open call, or else the first ones. None while the
+        server is still to be told that one of them has not started."""
+        flow, call = self.waiting.get(key, NONE), self.calls.of(key)
+        if not flow.ids:
+            return []
+        if call is None:
+            ids = flow.ids.first(most)
+        else:
+            ids = list(takewhile(lambda each: parse_stream_id(each) <= call.last, flow.ids))
+        return [] if self.aside and any(each in self.aside for each in ids) else ids
+
+    def ask(self, plan: CallPlan) -> list[bytes]:
+        """A call for these begins. Returns those that are not lost."""
+        asked = [entry_id for entry_id in plan.ids if entry_id not in self.gone]
+        self._asked = [(entry_id, plan.attempts) for entry_id in asked]
+        return asked
+
+    def began(self, key: bytes) -> None:
+        """The messages of a call are in memory, or settled."""
+        self.dry.discard(key)
+        self.thin.pop(key, None)
+
     def leave_alone(self, key: bytes) -> None:
         """A message without a key does not wait any more: nothing else is behind it."""
         if key.startswith(ALONE):
@@ -479,6 +564,7 @@ class Flows:
         self.gone.clear()
         self.named.clear()
         self.resting.clear()
+        self.calls.clear(self.waiting)
         self.thin.clear()
         self.dry.clear()
         self._asked = []

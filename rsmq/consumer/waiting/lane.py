@@ -48,6 +48,7 @@ class Lane:
         "_collect",
         "asking",
         "band",
+        "calls_key",
         "cancelled_key",
         "cancels",
         "cancels_key",
@@ -86,6 +87,7 @@ class Lane:
         self.lease_key = keys.lease(topic, partition, group)
         self.retry_key = keys.retry(topic, partition, group)
         self.waits_key = keys.waits(topic, partition, group)
+        self.calls_key = keys.calls(topic, partition, group)
         self.dlq_key = keys.dlq(topic, partition, group)
         self.errors_key = keys.errors(topic, partition, group)
         self.cancels_key = keys.cancels(topic, partition, group)

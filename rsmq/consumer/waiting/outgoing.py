@@ -18,6 +18,7 @@ MOST_OUTGOING: Final = 2000
 class MessageOutputs:
     """The outputs of one message, in the order in which its handler has published them.
 
+    `follows`: it is settled in one call with the message before it, whose outputs are those of both.
     `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes, and
     `record`: where it goes if it is handed on to a fallback topic; both are stored like an output.
     """
@@ -27,6 +28,7 @@ class MessageOutputs:
     is_sent: bool = False
     letter: Output | None = None
     record: Output | None = None
+    follows: bool = False
 
     @property
     def stored(self) -> list[Output]:
@@ -87,6 +89,14 @@ class Outgoing:
     def hand_on(self, message: Message, output: Output, record: Output) -> None:
         """A message goes to the fallback topic: nothing else that it has published counts."""
         self.kept[message.entry_id] = MessageOutputs(message, [output], record=record)
+
+    def join(self, messages: Sequence[Message]) -> None:
+        """Messages are settled in one call: the outputs of all of them belong to the first."""
+        outputs = [output for each in messages if (entry := self.kept.get(each.entry_id)) for output in entry.outputs]
+        if outputs:
+            first, *others = messages
+            self.kept[first.entry_id] = MessageOutputs(first, outputs)
+            self.kept.update({each.entry_id: MessageOutputs(each, follows=True) for each in others})
 
     def release(self, done: Sequence[bytes]) -> list[bytes]:
         """Messages are done: those with outputs wait for the server now. Returns these."""

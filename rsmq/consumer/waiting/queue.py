@@ -589,6 +589,12 @@ class Queue:
         self._times = times
         self._on_rest = on_rest
 
+    def recovered(self, lane: Lane) -> None:
+        """Everything that was pending in a lane is here."""
+        lane.flows.calls.recovered()
+        if lane.flows.thin:
+            self._on_thin()
+
     def load_times(self, lane: Lane, recovery: int, dues: Mapping[bytes, float]) -> None:
         """Until when messages of a lane wait, as the server knows it at the begin of a recovery."""
         lane.flows.resting.load(recovery, dues)
@@ -626,8 +632,8 @@ class Queue:
         self.behind -= len(left) - 1
         self._on_thin()
 
-    def wake(self, lane: Lane, entry_id: bytes, *, is_rescheduled: bool) -> None:
-        """The time of a message has come, if it waits here for one."""
+    def wake(self, lane: Lane, entry_id: bytes, *, is_rescheduled: bool, is_cancelled: bool = False) -> None:
+        """The time of a message has come, if it waits here for one. One that is cancelled leaves when it is read."""
         if lane.flows.wake(entry_id, is_rescheduled=is_rescheduled):
             self._on_thin()
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Final
@@ -59,6 +59,14 @@ class Resting:
         """The ids that wait."""
         return self._by_id.keys()
 
+    def key_of(self, entry_id: bytes) -> bytes | None:
+        """The key that a message holds while it waits."""
+        return self._by_id.get(entry_id)
+
+    def first_of(self, key: bytes) -> bytes | None:
+        """The message that holds a key while it waits."""
+        return self._by_key.get(key)
+
     def add(self, key: bytes, entry_id: bytes, *, is_retry: bool) -> None:
         """A message waits, and holds its key."""
         self._by_key[key] = entry_id
@@ -105,12 +113,15 @@ class Resting:
         """Whether the due times were read for the recovery with this number."""
         return self._loaded == recovery
 
-    def load(self, recovery: int, dues: Mapping[bytes, float]) -> None:
-        """The due times that the server has. What waits here and is not among them is asked about again."""
+    def load(
+        self, recovery: int, dues: Mapping[bytes, float], due_of: Callable[[bytes], float] = lambda _: NOW
+    ) -> None:
+        """The due times that the server has. What waits here and is not among them is noted again: by default it is
+        asked about at once."""
         self._loaded = recovery
         self.known = {entry_id: due for entry_id, due in dues.items() if entry_id not in self._by_id}
         for entry_id in self._by_id.keys() - dues.keys() - self.notes.keys():
-            self.note(entry_id, NOW)
+            self.note(entry_id, due_of(entry_id))
         self.look_at = monotonic()
 
     def news(self, most: int) -> tuple[list[bytes], list[tuple[bytes, float]]]:

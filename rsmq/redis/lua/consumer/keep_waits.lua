@@ -3,8 +3,9 @@
 -- KEYS     1 lease hash  2 waits zset
 -- ARGV     1 owner  2 epoch  3 limit:int, of those that are named  4 number of ids to forget:int, then these ids,
 --          then for each new one: stream id, due:ms since 1970
--- RETURNS  {'OK', ms until the next one is due (-1 = none), {id, is_rescheduled:0|1}...} or {'STALE_EPOCH'}
--- WHY      What is named gets the due time 0 (-1: it was rescheduled), so it cannot be moved any more, and is named
+-- RETURNS  {'OK', ms until the next one is due (-1 = none), {id, 1 = rescheduled, 2 = cancelled, or 0}...} or
+--          {'STALE_EPOCH'}
+-- WHY      What is named gets the due time 0 (-1: it was rescheduled, -2: cancelled), so it cannot be moved, and is named
 --          again until the owner has it forgotten: a lost reply loses none, and the next owner finds it. Only the
 --          server's clock counts. A due time with a fraction was given by hand; one that is there is not replaced by an
 --          older answer. What is settled meanwhile is named once more, and forgotten by the owner, who does not know it.
@@ -23,9 +24,9 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local rows, named = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[3]), {}
 for i = 1, #rows, 2 do
   local due = tonumber(rows[i + 1])
-  local is_rescheduled = due == -1 or due % 1 ~= 0
-  if due > 0 then redis.call('ZADD', KEYS[2], is_rescheduled and -1 or 0, rows[i]) end
-  named[#named + 1] = { rows[i], is_rescheduled and 1 or 0 }
+  local why = (due == -1 or due % 1 ~= 0) and 1 or (due == -2 or due == 1) and 2 or 0
+  if due > 0 then redis.call('ZADD', KEYS[2], -why, rows[i]) end
+  named[#named + 1] = { rows[i], why }
 end
 local following = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
 return { 'OK', following[2] and math.ceil(following[2] - now) or -1, unpack(named) }

@@ -1,5 +1,5 @@
 -- PURPOSE  Let a group start again at a given position of one partition.
--- KEYS     1 stream  2 lease hash  3 retry zset  4 cancels hash  5 cancelled zset  6 waits zset
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 cancels hash  5 cancelled zset  6 waits zset  7 calls hash
 -- ARGV     1 group  2 start: stream id (exclusive), '0' or '$'
 -- RETURNS  'OK'
 -- WHY      The right to destroy a group is checked first, so that without it nothing changes.
@@ -16,9 +16,10 @@ local time, found = redis.call('TIME'), redis.call('HMGET', KEYS[2], 'run', 'epo
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local run, epoch = math.max((whole(found[1]) or 0) + 1, now), (whole(found[2]) or now) + 1
 can_write('HSET', KEYS[2], 'UNLINK', KEYS[3], 'HSET', KEYS[4], 'ZADD UNLINK', KEYS[5], 'UNLINK', KEYS[6])
+can_write('UNLINK', KEYS[7])
 redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
-redis.call('UNLINK', KEYS[3], KEYS[6])
+redis.call('UNLINK', KEYS[3], KEYS[6], KEYS[7])
 for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do redis.call('HSET', KEYS[4], id, 'cancelled') end
 redis.call('UNLINK', KEYS[5])
 redis.call('HSET', KEYS[2], 'owner', '', 'until_ms', '0', 'run', string.format('%.0f', run), 'epoch',

@@ -1,0 +1,77 @@
+#!lua flags=allow-oom
+-- PURPOSE  Begin a call with messages of one key, whose ids their owner has kept: all of them, or none.
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 dead-letter stream  5 cancels hash  6 cancelled zset  7 calls hash
+-- ARGV     1 owner  2 epoch  3 group  4 number of the call:int  5 budget:bytes (0: none)  6 trims:0|1 (the topic removes
+--          entries itself when it is full)  7 keep:int, of dead letters  8..19 a lost body's dlq.* fields  20 attempt:int
+--          21 key  22 end:ms of its window, 0 = do not ask  23 starts:0|1 (0: only what is cancelled or gone leaves, in
+--          front)  24 newest id that the owner has received  25 ended:int, that many pairs of key and last id, then the ids
+-- RETURNS  {'OK', {id, fields} or {id, word}...} up to the budget: 'CANCELLED', 'LOST' and 'TRIMMED' are settled,
+--          'UNDELIVERED' is not known as delivered. Or {'BEHIND'}: messages that were stored before the end are not
+--          received yet; {'LATE'} or {'STALE_EPOCH'}
+-- WHY      `calls` has the last id of the latest call of a key. What is pending up to it has started, whatever its count
+--          is, and is handled together again; what comes after it has not. So a retry has the same messages, also by the
+--          next owner. Ended calls are forgotten, unless a later one has taken their place. Counts become the attempt.
+--          No more than now is asked for: the clock may have been set back. To cancel the first message makes it due, so
+--          that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not pending or not
+--          delivered is treated as by read_again.
+-- USES     bury_lost, count_call, dict, order, can_write
+local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
+if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
+can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
+can_write('HSET HDEL', KEYS[7])
+local has_parked, last_delivered = redis.call('ZCARD', KEYS[3]) > 0, '0-0'
+local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
+for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local group = dict(row)
+  if group.name == ARGV[3] then last_delivered = group['last-delivered-id'] end
+end
+local delivered, time = order(last_delivered), redis.call('TIME')
+local now, from = time[1] * 1000 + math.floor(time[2] / 1000), 26 + 2 * ARGV[25]
+local last = math.min(tonumber(ARGV[22]), now) - 1
+redis.call('XPENDING', KEYS[1], ARGV[3])
+if ARGV[23] == '1' and last > 0 then
+  local unread = redis.call('XRANGE', KEYS[1], '(' .. last_delivered, string.format('%.0f', last), 'COUNT', 1)
+  local on_way = redis.call('XPENDING', KEYS[1], ARGV[3], '(' .. ARGV[24], string.format('%.0f', last), 1)
+  if #unread + #on_way > 0 then return { 'BEHIND' } end
+end
+local oldest, first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1], order('0-0')
+if oldest then first = order(oldest[1]) end
+if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end
+for i = 26, from - 1, 2 do
+  if redis.call('HGET', KEYS[7], ARGV[i]) == ARGV[i + 1] then redis.call('HDEL', KEYS[7], ARGV[i]) end
+end
+local reply, bytes, newest = { 'OK' }, 0, nil
+local function settle(id, row, word)
+  redis.call('XACK', KEYS[1], ARGV[3], id)
+  if row and has_parked then redis.call('ZREM', KEYS[3], id .. '|' .. row[4]) end
+  reply[#reply + 1] = { id, word }
+end
+for i = from, #ARGV do
+  local id = ARGV[i]
+  local row = redis.call('XPENDING', KEYS[1], ARGV[3], id, id, 1)[1]
+  if not row and order(id) > delivered then
+    reply[#reply + 1] = { id, 'UNDELIVERED' }
+    break
+  end
+  local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+  if may_be_cancelled and (redis.call('HGET', KEYS[5], id) or redis.call('ZSCORE', KEYS[6], id)) then
+    settle(id, row, 'CANCELLED')
+    redis.call('HDEL', KEYS[5], id)
+    redis.call('ZADD', KEYS[6], id:match('^%d+'), id)
+  elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then
+    settle(id, row, 'TRIMMED')
+  elseif not entry then
+    if row then bury_lost(KEYS[4], ARGV[7], id, unpack(ARGV, 8, 19)) end
+    settle(id, row, 'LOST')
+  elseif ARGV[23] == '0' then
+    break
+  else
+    if row and has_parked then redis.call('ZREM', KEYS[3], id .. '|' .. row[4]) end
+    redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, id, 'RETRYCOUNT', ARGV[20], 'FORCE', 'JUSTID')
+    reply[#reply + 1], newest = { id, entry[2] }, id
+    for _, part in ipairs(entry[2]) do bytes = bytes + #part end
+    if ARGV[5] ~= '0' and bytes > tonumber(ARGV[5]) then break end
+  end
+end
+if newest then redis.call('HSET', KEYS[7], ARGV[21], newest) end
+return reply
