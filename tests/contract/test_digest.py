@@ -11,7 +11,7 @@ import pytest
 
 from rsmq import Broker, ConfigError, Message, MessageRef, Reject, Retry, RetryPolicy
 from rsmq.control import Cancelled
-from tests.contract.witness import Witness, ask, dies, settled
+from tests.contract.witness import ask, dies, settled
 from tests.patience import until
 
 Make = Callable[..., Broker]

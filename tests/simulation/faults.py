@@ -12,6 +12,7 @@ from tests.simulation.limits import UNSURE
 from tests.simulation.plan import (
     COMMANDS,
     DEVICE_COMMANDS,
+    DIGEST_COMMANDS,
     FEED_COMMANDS,
     GROUP,
     GROUP_RATE_COMMANDS,
@@ -259,6 +260,8 @@ class Fates:
             return RATE_COMMANDS
         if self._run.plan.group_rate[0]:
             return GROUP_RATE_COMMANDS
+        if self._run.plan.linger:
+            return DIGEST_COMMANDS
         if self._run.plan.has_quiet:
             return QUIET_COMMANDS
         if self._run.plan.is_hot or self._run.plan.has_tenants:
@@ -411,6 +414,7 @@ class Fates:
         run.network.offset = offset
         run.moves.forget()
         run.quiet.forget()
+        run.digests.forget()
         run.world.note(f"the server's clock is off by {run.network.offset:g} s")
 
     def _end_leases(self) -> None:
@@ -438,10 +442,11 @@ class Fates:
         self._excuse_all("the group was reset")
         self._end_leases()
         run.was_reset = True
+        run.digests.forget()
         run.moves.forget()
         for partition in run.numbers:
             at = (TOPIC, partition, GROUP)
-            parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits)
+            parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
             names = (keys.stream(TOPIC, partition), *[part(*at) for part in parts])
             run.network.inflict("EVAL", RESET_GROUP.source, len(names), *names, GROUP, "0")
         run.network.inflict("HDEL", keys.group(TOPIC, GROUP), "distribution")

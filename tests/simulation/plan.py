@@ -39,6 +39,7 @@ GROUP_RATE_COMMANDS: tuple[str, ...] = ("take_starts", "take_starts", "take_star
 HOT_COMMANDS: tuple[str, ...] = (
     "put_aside", "put_aside", "read_again", "read_again", "read_again", "claim_ids", "claim_ids", *COMMANDS,
 )  # fmt: skip
+DIGEST_COMMANDS: tuple[str, ...] = ("start_call", "start_call", "start_call", "put_aside", "keep_waits", *COMMANDS)
 QUIET_COMMANDS: tuple[str, ...] = ("keep_waits", "keep_waits", "keep_waits", "put_aside", "read_again", *COMMANDS)
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
@@ -89,7 +90,12 @@ class Plan:
     that of seeds with owners in which messages have a tenant, a key several of them. `calls`: how many calls may run at
     once over all members, and whether of each name. `holding`: the share of attempts that hold their name.
     `quiet`: the share of seeds with owners and single messages in which these wait for a time.
+    `digests`: the share of seeds with order per key and batches in which a call has the messages of one key that are
+    stored within `linger` seconds (0: a batch may have several keys).
     """
+
+    digests: float = 0.45
+    linger: float = 0.0
 
     banded: float = 0.2
     bands: tuple[str, ...] = ()
@@ -228,6 +234,11 @@ class Plan:
         may_be_quiet = distribution == "hash" and ordering != "partition" and not (batch or is_inbox or is_audited)
         if may_be_quiet and choices.unit("quiet") < self.quiet:
             varied = replace(varied, has_quiet=True)
+        may_gather = ordering == "key" and bool(batch) and not (is_inbox or is_audited)
+        if may_gather and choices.unit("key calls") < self.digests:
+            linger = choices.among([0.02, 0.5, 2.0], "linger")
+            varied = replace(varied, linger=linger, batch=choices.among([2, 7, 100], "batch of a digest"))
+            return varied._banded(choices)
         has_tenants = ordering != "partition" and distribution == "hash" and choices.unit("tenants") < self.tenanted
         varied = varied._tenanted(choices) if has_tenants else varied
         return varied if is_inbox or is_audited else varied._banded(choices)

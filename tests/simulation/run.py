@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -23,6 +24,7 @@ from rsmq.model.layout import read_layout
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
 from tests.simulation.cancels import Cancels
+from tests.simulation.digests import Digests
 from tests.simulation.endings import BURIED, FALLBACK, Burials, Expiries, HandedOn
 from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
@@ -87,7 +89,7 @@ class Run:
         self.devices = Devices(self, self._note_letter)
         self.cancels, self.moves = Cancels(self), Moves(self)
         self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
-        self.limits, self.quiet = Limits(self), Quiet(self)
+        self.limits, self.quiet, self.digests = Limits(self), Quiet(self), Digests(self)
         self.handed_on = HandedOn(self)
         self.uniques = Uniques(self)
         self.violations: list[str] = []
@@ -173,6 +175,7 @@ class Run:
         self.moves.forget()
         self.rates.forget()
         self.limits.forget()
+        self.digests.forget()
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
         latest = {(event.key, event.n): event.what for event in self._events if event.at < since}
@@ -187,6 +190,21 @@ class Run:
         key = self.members[0].broker.keys.topic(TOPIC)
         layout = self.network.ask("HGET", key, "layout") if self.plan.bands else None
         return read_layout(TOPIC, b"%d" % self.plan.partitions, layout).numbers
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """What handlers have done so far."""
+        return self._events
+
+    @property
+    def stored(self) -> Mapping[Name, float]:
+        """When the publish of each message was confirmed."""
+        return self._stored
+
+    @property
+    def poison(self) -> AbstractSet[Name]:
+        """Messages that handlers reject."""
+        return self._poison
 
     @property
     def begun(self) -> set[Name]:
@@ -411,6 +429,7 @@ class Run:
             outcomes, failed = list[Exception | None](), set[str]()
             for message in messages:
                 begin(message)
+            self.digests.starts(member, messages)
             for order, message in zip(orders, messages, strict=True):
                 lane = (message.key or "") if plan.ordering == "key" else "all" if plan.ordering == "partition" else ""
                 outcome: Exception | None = Retry("after the one before") if lane in failed else None
@@ -450,7 +469,7 @@ class Run:
             rates.append(Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key"))
         if plan.group_rate[0]:
             rates.append(Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of))
-        options |= self.limits.options(name_of) | self.quiet.options()
+        options |= self.limits.options(name_of) | self.quiet.options() | self.digests.options()
         if plan.has_fallback:
             options["fallback"] = FALLBACK
         if plan.has_tenants:

@@ -123,7 +123,8 @@ async def test_take_lease_without_a_record_grants_an_epoch_of_the_clock(client: 
 
 async def test_reset_group_raises_the_run(client: Client, lease: str, stream: str) -> None:
     """Two resets within a millisecond are two runs; a grant returns the number."""
-    names, runs = (stream, lease, f"{lease}:retry", f"{lease}:cancels", f"{lease}:cancelled", f"{lease}:waits"), [0]
+    others, runs = ("retry", "cancels", "cancelled", "waits", "calls"), [0]
+    names = (stream, lease, *[f"{lease}:{each}" for each in others])
     for _ in range(3):
         assert await RESET_GROUP(client, names, ("billing", "0")) == OK
         runs.append(int((await take(client, lease, "a"))[4]))
@@ -185,7 +186,8 @@ async def test_reset_group_keeps_the_reader(client: Client, keys: Keys, lease: s
     """Its read may be on its way; the next owner learns whom to cut off."""
     await take(client, lease, "a")
     at = ("orders", 0, "billing")
-    names = (stream, lease, keys.retry(*at), keys.cancels(*at), keys.cancelled(*at), keys.waits(*at))
+    parts = (keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
+    names = (stream, lease, *[part(*at) for part in parts])
     assert await RESET_GROUP(client, names, ("billing", "0")) == OK
     assert (await take(client, lease, "b"))[:4] == [OK, nth(3), b"", b"reader-of-a"]
 
