@@ -127,9 +127,7 @@ class Consumer:
         """What may start now, by the order and the limits of the handler."""
         handler, prefetch = self.handler, self._settings.prefetch
         if handler.by is not None:
-            return GatheringQueue(
-                batch=handler.batch or 1, linger=handler.linger, clock=self._context.clock, prefetch=prefetch
-            )
+            return GatheringQueue(batch=handler.batch or 1, linger=handler.linger, prefetch=prefetch)
         kind = CountedQueue if handler.counts_messages else Queue
         return kind(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition", prefetch=prefetch)
 

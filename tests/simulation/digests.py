@@ -58,7 +58,8 @@ class Digests:
 
     def _check_repeated(self, member: Member, before: set[Name], now: set[Name]) -> None:
         run = self._run
-        if more := sorted(now - before):
+        handled = {(event.key, event.n) for event in run.events if event.what == "commit"}
+        if more := sorted(now - before - handled):  # a settlement may be lost, and its messages come again
             run.violate(f"m{member.number} repeats a call with {more}, which it did not have")
         if less := sorted(name for name in before - now if not self._has_ended(name)):
             run.violate(f"m{member.number} repeats a call without {less}")

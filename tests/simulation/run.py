@@ -378,7 +378,8 @@ class Run:
                 self.cancels.starts(name, member.number)
             if plan.bands and not plan.batch and not message.is_redelivered:
                 self._check_bands(member, message, name)
-            self.moves.starts(name, member.number)
+            if not plan.linger:  # enough messages end a window that was moved
+                self.moves.starts(name, member.number)
             self.quiet.starts(name, message, member.number)
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)

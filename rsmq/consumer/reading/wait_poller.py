@@ -85,8 +85,7 @@ class WaitPoller:
             room = max(0, PAGE - len(flows.dry)) if may_start else 0
             forgotten, notes = resting.news(PAGE)
             filling, args = flows.filling, list[Value]((self._member, lane.epoch, room, len(forgotten), *forgotten))
-            for entry_id, due in notes:
-                args += (entry_id, f"{due:.0f}")
+            args += [part for note in notes for part in note]
             reply = await self._settler.ask(KEEP_WAITS, (lane.lease_key, lane.waits_key), args)
             if reply[0] == STALE_EPOCH:
                 lane.lease.lose()

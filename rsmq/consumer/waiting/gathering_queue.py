@@ -10,7 +10,7 @@ from typing import Any, Final
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.open_calls import CallPlan
 from rsmq.consumer.waiting.queue import Queue
-from rsmq.model.clock import ServerClock, to_ms
+from rsmq.model.clock import to_ms
 from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
 
@@ -29,11 +29,10 @@ class GatheringQueue(Queue):
     without a key is a call of its own, at once.
     """
 
-    def __init__(self, *, batch: int, linger: timedelta, clock: ServerClock, prefetch: int) -> None:
+    def __init__(self, *, batch: int, linger: timedelta, prefetch: int) -> None:
         super().__init__(is_ordered=True, prefetch=prefetch)
         self._batch = batch
         self._linger_ms = to_ms(linger)
-        self._clock = clock
 
     def wait_by(self, on_rest: Callable[[], None]) -> None:
         """`on_rest` is called when the server is to be told until when a message waits."""
@@ -41,19 +40,12 @@ class GatheringQueue(Queue):
 
     def load_times(self, lane: Lane, recovery: int, dues: Mapping[bytes, float]) -> None:
         """Until when messages of a lane wait, as the server knows it at the begin of a recovery."""
-        lane.flows.resting.load(recovery, dues, self._window_end)
+        lane.flows.resting.load(recovery, dues, self._linger_ms)
         self._on_rest()
-
-    def _window_end(self, entry_id: bytes) -> int:
-        """When the window that begins with a message ends, in ms since 1970 by the server's clock. One that was stored
-        before the clock was set back begins now."""
-        now_ms = self._clock.now_ms() - round(1000 * self._clock.moved)  # a test that moves the clock moves the set
-        return min(parse_stream_id(entry_id)[0], now_ms) + self._linger_ms
 
     # -- from the fetcher -----------------------------------------------------------------------------------------
 
     def _add(self, lane: Lane, messages: Sequence[Message], ready: deque[Any], *, is_ahead: bool = False) -> None:
-        calls = lane.flows.calls
         for message in messages:
             key = message.routing_key
             if key is None:
@@ -61,8 +53,8 @@ class GatheringQueue(Queue):
                 self._admit(message)
             else:
                 self._keep(lane, key, message)
-        if messages and parse_stream_id(messages[-1].entry_id) > parse_stream_id(calls.newest):
-            calls.newest = messages[-1].entry_id
+        if messages:
+            lane.flows.calls.receive(messages[-1].entry_id)
         self._on_thin()
 
     def _keep(self, lane: Lane, key: bytes, message: Message) -> None:
@@ -81,9 +73,11 @@ class GatheringQueue(Queue):
     def _begin_window(self, lane: Lane, key: bytes, entry_id: bytes) -> None:
         resting = lane.flows.resting
         was_rescheduled = resting.known.pop(entry_id, None) == -1
-        resting.note(entry_id, AT_ONCE if was_rescheduled else self._window_end(entry_id))
         if was_rescheduled:
+            resting.note(entry_id, AT_ONCE)
             lane.flows.calls.unchecked.add(key)
+        else:
+            resting.note_window(entry_id, self._linger_ms)
         self._end_full_window(lane, key)
         self._on_rest()
 

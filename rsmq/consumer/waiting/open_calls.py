@@ -65,6 +65,11 @@ class OpenCalls:
         self.unchecked.clear()
         self.headless.clear()
 
+    def receive(self, entry_id: bytes) -> None:
+        """Everything up to this entry was received, or taken over."""
+        if parse_stream_id(entry_id) > parse_stream_id(self.newest):
+            self.newest = entry_id
+
     # -- after a take-over ----------------------------------------------------------------------------------------
 
     def load(self, recovery: int, known: Mapping[bytes, bytes]) -> None:

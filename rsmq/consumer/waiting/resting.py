@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Final
@@ -18,7 +18,8 @@ NOW: Final = 1.0
 class Resting:
     """Only the id of such a message is kept. When it may start, the server knows: this has no due times.
 
-    `notes` are due times in ms since 1970 that the server does not have yet, and `forgotten` ids that it may forget.
+    `notes` are due times that the server does not have yet, as text: ms since 1970, or `+ms` after it was stored.
+    `forgotten` are ids that it may forget.
     `known` are the due times that it had when the lane was taken over. `excused` were rescheduled: the rule is not
     asked again. `retries` are those of what waits that have failed before. `look_at` (monotonic): when the next one is
     due.
@@ -35,7 +36,7 @@ class Resting:
         """Forget all of it: the next owner finds it in the server."""
         self._by_key.clear()
         self._by_id.clear()
-        self.notes = dict[bytes, float]()
+        self.notes = dict[bytes, str]()
         self.forgotten = dict[bytes, None]()
         self.known: dict[bytes, float] = {}
         self.excused = set[bytes]()
@@ -76,8 +77,12 @@ class Resting:
             self.retries.add(entry_id)
 
     def note(self, entry_id: bytes, due_ms: float) -> None:
-        """Tell the server until when."""
-        self.notes[entry_id] = due_ms
+        """Tell the server until when, in ms since 1970."""
+        self.notes[entry_id] = f"{due_ms:.0f}"
+
+    def note_window(self, entry_id: bytes, span_ms: int) -> None:
+        """Tell the server to wait for so long after the message was stored."""
+        self.notes[entry_id] = f"+{span_ms}"
 
     def wake(self, entry_id: bytes, *, is_rescheduled: bool) -> bytes | None:
         """Its time has come. Returns its key; None: it does not wait here."""
@@ -113,22 +118,23 @@ class Resting:
         """Whether the due times were read for the recovery with this number."""
         return self._loaded == recovery
 
-    def load(
-        self, recovery: int, dues: Mapping[bytes, float], due_of: Callable[[bytes], float] = lambda _: NOW
-    ) -> None:
-        """The due times that the server has. What waits here and is not among them is noted again: by default it is
-        asked about at once."""
+    def load(self, recovery: int, dues: Mapping[bytes, float], window_ms: int | None = None) -> None:
+        """The due times that the server has. What waits here and is not among them is asked about at once, or waits
+        for `window_ms` after it was stored."""
         self._loaded = recovery
         self.known = {entry_id: due for entry_id, due in dues.items() if entry_id not in self._by_id}
         for entry_id in self._by_id.keys() - dues.keys() - self.notes.keys():
-            self.note(entry_id, due_of(entry_id))
+            if window_ms is None:
+                self.note(entry_id, NOW)
+            else:
+                self.note_window(entry_id, window_ms)
         self.look_at = monotonic()
 
-    def news(self, most: int) -> tuple[list[bytes], list[tuple[bytes, float]]]:
+    def news(self, most: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
         """Some ids that the server may forget, and some due times for it."""
         return list(islice(self.forgotten, most)), list(islice(self.notes.items(), most))
 
-    def told(self, forgotten: Sequence[bytes], notes: Sequence[tuple[bytes, float]]) -> None:
+    def told(self, forgotten: Sequence[bytes], notes: Sequence[tuple[bytes, str]]) -> None:
         """The server has these."""
         for entry_id in forgotten:
             self.forgotten.pop(entry_id, None)
