@@ -177,6 +177,26 @@ async def test_call_fails_as_one(broker: Broker) -> None:
     assert mail.calls == [(["a1", "a2"], 1), (["a1", "a2"], 2)]
 
 
+async def test_attempt_that_does_not_count_has_the_same_messages(broker: Broker) -> None:
+    """Also when more came meanwhile."""
+    mail = Mail(broker)
+
+    async def wait(messages: list[Message]) -> None:
+        if len(mail.calls) == 1:
+            await mail.publish("later")
+            raise Retry(after=timedelta(milliseconds=10), counts=False)
+
+    mail.act = wait
+    async with broker.running():
+        await mail.publish("a1")
+        await mail.publish("a2")
+        await mail.wait_for_windows(1)
+        await mail.end()
+        await mail.has_called(2)
+        await mail.wait_for_counts(0)
+    assert mail.calls == [(["a1", "a2"], 1), (["a1", "a2"], 1)]
+
+
 async def test_outcomes_of_a_call_let_it_go_on_from_the_first_retry(broker: Broker) -> None:
     """What is before it is settled or dead, what is behind it is tried again with it."""
     mail = Mail(broker)
