@@ -191,7 +191,7 @@ class History:
     def withdraw(self) -> None:
         """The lane is handed over: only what runs remains."""
         far = set(self.lane.flows.far_ids())
-        assert far >= set(self.lane.flows.unsure())
+        assert far >= {entry_id for entry_id, _ in self.lane.flows.unsure()}
         for message in [*self.queue.withdraw(self.lane), *map(self.stored.__getitem__, far)]:
             self._gone(message)
         for _, message in self.parked:

@@ -120,6 +120,7 @@ async def test_reset_of_a_group_forgets_what_waits(partition: Partition) -> None
         partition.cancels,
         partition.cancelled,
         waits(partition),
+        waits(partition).replace(":waits", ":calls"),
     )
     assert await RESET_GROUP(partition.client, keys, (GROUP, "0")) == b"OK"
     assert await dues(partition) == {}
