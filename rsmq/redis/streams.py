@@ -43,8 +43,8 @@ FULL_TRIM: Final = 1000
 class Trimmed(NamedTuple):
     """The result of a trim: `word` is `OK`, `NO_GROUPS`, `TOO_MANY_PARKED`, `NO_POSITION` or `GROUPS_CHANGED`.
 
-    `group` is the one that has too many parked messages, or the archive whose position cannot be read. `is_more`:
-    another call may remove more.
+    `group` is the one that has too many parked messages (it is not known how often they were tried, or very often), or
+    the archive whose position cannot be read. `is_more`: another call may remove more.
     """
 
     word: bytes
@@ -180,7 +180,7 @@ async def trim(
             return Trimmed(b"NO_GROUPS")
         script_keys = [part(topic, partition) for part in (keys.stream, keys.marks, keys.archived, keys.removed)]
         for group in [name.decode(errors="replace") for name in groups]:
-            parts = (keys.retry, keys.errors, keys.cancels, keys.cancelled)
+            parts = (keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.lease)
             script_keys += [part(topic, partition, group) for part in parts]
         word, *rest = await TRIM_PARTITION(
             client, script_keys, (keep_age_ms, keep_length, int(exact), archive, *groups)
@@ -305,4 +305,4 @@ async def _numbers(client: Client, keys: Keys, topic: str) -> Sequence[int]:
 
 
 MOST_PARKED: Final = 5000
-"""`trim_partition.lua` trims nothing while a group has more parked messages than this."""
+"""`trim_partition.lua` reads so many parked messages of a group; of more it looks for single ones."""

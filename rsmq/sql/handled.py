@@ -30,7 +30,7 @@ log = logging.getLogger("rsmq.effects")
 
 PRUNE_SECONDS: Final = 60.0
 MOST_PARKED: Final = 5000
-"""With more messages that wait for a retry, a group's marks are kept until there are fewer."""
+"""With more messages that wait for a retry, a group's marks are kept back to the oldest entry of the partition."""
 RESOLVE_SECONDS: Final = 5.0
 
 

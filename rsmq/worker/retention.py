@@ -117,7 +117,8 @@ class Retention:
         )  # fmt: skip
         if word == b"TOO_MANY_PARKED":
             log.warning(
-                "%s.%d is not trimmed: more than %d messages of group %s wait for a retry; see `rsmq group show %s %s`",
+                "%s.%d is not trimmed: more than %d messages of group %s wait for a retry, and they were tried more "
+                "than 1000 times, or it is not known how often; see `rsmq group show %s %s`",
                 topic.name, partition, MOST_PARKED, group, topic.name, group,
             )  # fmt: skip
         elif word == b"NO_POSITION":

@@ -330,6 +330,20 @@ async def test_start_of_a_cancelled_message_is_refused(partition: Partition, epo
 # -- park_message and unpark_messages
 
 
+async def test_park_notes_the_most_attempts_of_what_is_parked(partition: Partition) -> None:
+    """Retention looks for a message by it. Without a note nothing is known about what is parked already."""
+    one, other = await partition.deliver(2)
+    for entry, attempts, counts, noted in ((one, 2, True, b"2"), (other, 1, True, b"2"), (one, 5, False, b"4")):
+        assert (await partition.park(entry, attempts, 1000, keep=True, counts=counts))[0] == b"OK"
+        assert await partition.call("HGET", partition.lease, "most_charged") == noted
+    await partition.call("HDEL", partition.lease, "most_charged")
+    await partition.park(other, 2, 1000, keep=True)
+    assert await partition.call("HGET", partition.lease, "most_charged") is None
+    await partition.call("DEL", partition.retry)
+    await partition.park(other, 3, 1000, keep=True)
+    assert await partition.call("HGET", partition.lease, "most_charged") == b"3"
+
+
 async def test_park_that_comes_after_the_next_start_parks_nothing(partition: Partition) -> None:
     """A call that was late in the network, and was repeated meanwhile: the message runs again already."""
     (entry_id,) = await partition.deliver(1)

@@ -21,13 +21,13 @@ class Partition:
         self.client, self.keys = client, keys
         self.stream, self.marks = keys.stream("orders", 3), keys.marks("orders", 3)
         self.removed = keys.removed("orders", 3)
-        self.parts = keys.retry, keys.errors, keys.cancels, keys.cancelled
+        self.parts = keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.lease
 
     async def call(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
 
     async def fill(self, count: int) -> list[bytes]:
-        return [await self.call("XADD", self.stream, "*", "data", "x") for _ in range(count)]
+        return await self.client.pipelined([("XADD", self.stream, "*", "data", "x")] * count)
 
     async def group(self, name: str, *, read: int, settle: int) -> None:
         """A group that has read so many entries and settled the first of them."""
@@ -122,8 +122,8 @@ async def test_trim_without_a_group_removes_nothing(partition: Partition) -> Non
     assert await partition.left() == ids
 
 
-async def test_trim_with_too_many_parked_messages_removes_nothing(partition: Partition) -> None:
-    """More than 5 000 parked messages would make the script slow: the reply names the group."""
+async def test_trim_with_too_many_parked_messages_of_unknown_attempts_removes_nothing(partition: Partition) -> None:
+    """More than 5 000 parked messages are not read in one call, and cannot be looked for: the reply names the group."""
     ids = await partition.fill(2)
     await partition.group("a", read=2, settle=2)
     pairs = [part for number in range(5001) for part in (number, b"%s|%d" % (ids[1], number))]
@@ -131,6 +131,26 @@ async def test_trim_with_too_many_parked_messages_removes_nothing(partition: Par
     for _ in range(2):
         assert await partition.trim("a") == [b"TOO_MANY_PARKED", b"a"]
     assert await partition.left() == ids
+
+
+@pytest.mark.parametrize("most", [3, 1000])
+async def test_trim_around_more_parked_messages_than_one_call_reads(partition: Partition, most: int) -> None:
+    """Each entry is looked for under every number of attempts up to the noted one, in the pages that this allows."""
+    ids = await partition.fill(60)
+    await partition.group("a", read=60, settle=60)
+    await partition.group("b", read=60, settle=59)
+    kept = {ids[0]: 0, ids[7]: 1, ids[20]: most // 2, ids[21]: min(most, 999), ids[22]: min(most, 1000), ids[40]: most}
+    others = [part for number in range(1, 5001) for part in (number, b"%d-1|1" % number)]
+    pairs = [part for entry, attempts in kept.items() for part in (1, b"%s|%d" % (entry, attempts))]
+    await partition.call("ZADD", partition.retry("a"), *others, *pairs)
+    lease = partition.keys.lease("orders", 3, "a")
+    for unusable in ("", "many", "1001"):
+        await partition.call("HSET", lease, "most_charged", unusable)
+        assert await partition.trim("a", "b") == [b"TOO_MANY_PARKED", b"a"]
+    await partition.call("HSET", lease, "most_charged", most)
+    for removed in (60 - len(kept) - 1, 0):
+        assert await cut_all(partition, "a", "b") == removed
+        assert await partition.left() == [*kept, ids[59]]
 
 
 async def test_trim_with_a_required_archive_stops_at_the_slowest_archive(partition: Partition) -> None:
@@ -285,7 +305,7 @@ async def test_trim_around_what_waits_forgets_the_notes_of_what_goes(partition: 
     ids = await partition.fill(4)
     await partition.group("a", read=4, settle=0)
     await partition.call("XACK", partition.stream, "a", *ids[1:3])
-    _, errors, cancels, cancelled = (part("orders", 3, "a") for part in partition.parts)
+    _, errors, cancels, cancelled, _ = (part("orders", 3, "a") for part in partition.parts)
     for each in (ids[0], ids[1]):
         await partition.call("HSET", errors, each, "1 5 failed", each + b"|past", "[]")
         await partition.call("HSET", cancels, each, "asked")

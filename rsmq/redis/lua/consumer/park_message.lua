@@ -11,8 +11,9 @@
 --          without the entry. The server's count of deliveries becomes the number that the parked message bears: an
 --          attempt that does not count is taken off, and a failover may have lost the charge of one, or the start of a
 --          retry, which is parked again then. Under another number no start would find the parked message. The error of
---          the attempt is noted for `rsmq trace` and the dead letter, of at most 10 000 messages.
--- USES     follow_clock, note_failure, can_write
+--          the attempt is noted for `rsmq trace` and the dead letter, of at most 10 000 messages. The most attempts of
+--          all are noted for retention, which else could not find one of very many.
+-- USES     follow_clock, note_failure, whole, note_charged, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -31,6 +32,7 @@ if not row or row[4] ~= charged then
 end
 local now = follow_clock(KEYS[2], KEYS[3])
 local due = string.format('%.0f', now + ARGV[6])
+note_charged(KEYS[2], KEYS[3], charged)
 redis.call('ZADD', KEYS[3], due, parked)
 if (ARGV[9] or '') ~= '' then note_failure(KEYS[4], ARGV[4], charged, now, ARGV[9]) end
 if ARGV[7] == '0' then redis.call('XACK', KEYS[1], ARGV[3], ARGV[4]) end
