@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
-import os
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any
@@ -18,7 +16,7 @@ from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_json, print_line, print_result
 from rsmq.cli.parameters import Json, Url, duration_option, noun
 from rsmq.cli.tables import print_rows
-from rsmq.control.audit import Audit
+from rsmq.control.audit import Audit, user_name
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import from_epoch_ms
@@ -222,14 +220,6 @@ def packet_line(packet: dict[str, Any]) -> str:
     packet.pop("client", None)
     rest = " ".join(f"{key}={printable(str(value))}" for key, value in packet.items() if value not in (None, False))
     return " ".join(filter(None, (at, way, str(name), rest, f"({size} bytes)" if size else "")))
-
-
-def user_name() -> str:
-    """The user of this command, for the audit."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may have no name for its user
-        return str(os.getuid())
 
 
 def as_object(found: MqttClient) -> dict[str, Any]:

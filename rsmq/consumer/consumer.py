@@ -355,7 +355,10 @@ class Consumer:
                 self._context, self._runner, self._reclaimer, self.fetchers, self.lifecycle, self._heartbeat,
                 self.membership,
             )  # fmt: skip
-        return Rebalancer(self._context, self.fetchers, self.lifecycle, self._leases, self._heartbeat, self.membership)
+        return Rebalancer(
+            self._context, self.fetchers, self.lifecycle, self._leases, self._heartbeat, self.membership,
+            self.settler.nodes,
+        )  # fmt: skip
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
 `rescheduling.py` moves a delayed or parked one; `asking.py` is what both need. `schedule_run.py` asks for a run of a
 schedule beside its ticks. `search.py` finds messages by what they hold, `erase.py` erases those of a key. `holding.py`
-holds names of groups, and `audit.py` notes what an operator did.
+holds names of groups, `ending.py` lets worker processes end, and `audit.py` notes what an operator did.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The audit stream: who did what with the dashboard, or watched a client, and the state before and after."""
+"""The audit stream: who changed what, watched a client or let a process end, and the state before and after."""
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -81,6 +83,14 @@ def read(about: dict[str, str]) -> AuditEntry:
     names = ("who", "what", "topic", "group", "before", "after", "result")
     at = moment(about["id"].partition("-")[0]) or EPOCH
     return AuditEntry(about["id"], at, *(about.get(name, "") for name in names))
+
+
+def user_name() -> str:
+    """The user of this process, for the audit of what a command does."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        return str(os.getuid())
 
 
 def as_text(state: State) -> str:

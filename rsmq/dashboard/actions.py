@@ -11,6 +11,7 @@ from starlette.datastructures import FormData
 
 from rsmq.control import Cancel, Holding, Reschedule, Schedules
 from rsmq.control.audit import State
+from rsmq.control.ending import end_process
 from rsmq.dashboard.page import Visit, time_given
 from rsmq.dashboard.publishing import headers_given, payload_given
 from rsmq.dashboard.queries import MOST_LETTERS, MOST_NAMED, PageNotFound, PageRefused
@@ -22,9 +23,8 @@ from rsmq.inspector.schedules import look_up
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import checked_duration
-from rsmq.model.member import QUIET, STOP, request_to
+from rsmq.model.member import QUIET, STOP
 from rsmq.model.words import count, duration
-from rsmq.redis.pubsub import ask_members
 from rsmq.redis.streams import reset_group, set_paused
 
 MOST_CHOSEN: Final = max(MOST_LETTERS, 500)
@@ -395,15 +395,15 @@ async def kick_client(wanted: ActionForm) -> Action:
 
 async def quiet_process(wanted: ActionForm) -> Action:
     """Let a worker process finish what runs, and end."""
-    return await end_process(wanted, QUIET, "It takes nothing new, finishes what runs, however long that takes,")
+    return await end_of(wanted, QUIET, "It takes nothing new, finishes what runs, however long that takes,")
 
 
 async def stop_process(wanted: ActionForm) -> Action:
     """Let a worker process end, as SIGTERM does."""
-    return await end_process(wanted, STOP, "It takes nothing new, cancels what still runs after its grace,")
+    return await end_of(wanted, STOP, "It takes nothing new, cancels what still runs after its grace,")
 
 
-async def end_process(wanted: ActionForm, word: str, how: str) -> Action:
+async def end_of(wanted: ActionForm, word: str, how: str) -> Action:
     """Ask a process to end. It is asked in one of its groups; the role must hold for all that it serves."""
     visit, name = wanted.visit, wanted.value("process")
     queries = visit.queries
@@ -415,9 +415,8 @@ async def end_process(wanted: ActionForm, word: str, how: str) -> Action:
         raise PageRefused("it also serves topics for which your role is not act")
 
     async def act() -> str:
-        one, request = served[0], request_to(name, word)
-        heard = await ask_members(queries.client, queries.keys, one.topic, one.group, request)
-        return f"{name} is asked to {word}" if heard else f"{name} does not listen: it may have ended"
+        one = served[0]
+        return await end_process(queries.client, queries.keys, name, (one.topic, one.group), word)
 
     groups = ", ".join(f"{each.topic}/{each.group}" for each in served[:MOST_NAMED])
     question = (

@@ -395,12 +395,18 @@ def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence
                 tag("span", "dead", class_="unserved") if each.heard_ago is None else f"{spoken(each.heard_ago)} ago",
                 age(each.loop_lag), joined_limits(f"{each.work.running} of {each.concurrency}", each),
                 f"for {spoken(longest[each.id].since)}" if each.id in longest else "–",
-                " ".join(map(str, each.partitions)) or "–",
+                owned(each),
             ),
         )
         for each in members
     ]  # fmt: skip
     return visit.live.table("members", columns, rows, "there are no members")
+
+
+def owned(member: MemberState) -> str:
+    """The partitions that a member owns, and those that it cannot read."""
+    cannot = f", cannot read {' '.join(map(str, member.unreadable))}" if member.unreadable else ""
+    return (" ".join(map(str, member.partitions)) or "–") + cannot
 
 
 def joined_limits(running: str, member: MemberState) -> str:

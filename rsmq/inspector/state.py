@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rsmq.heartbeat.circles import targets_of
+from rsmq.heartbeat.membership import UNREADABLE, read_numbers
 from rsmq.model.call_counts import CallCounts, is_count
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.held_name import HeldName, read_holds
@@ -161,8 +162,9 @@ class MemberState:
     good. `calls`: how its calls have gone. `longest`: how long its longest call runs,
     None if none does. `process`: what its process says of itself. `attempts`, `timeout` and `limits`: of its handler.
     `read_ahead_used`: percent of RSMQ_READ_AHEAD that wait in its fullest partition, from 80 on, where its handler has
-    a rule `when`. `layout`: the version of the topic's layout that it knows, None if it does not say: its version of
-    rsmq knows no bands.
+    a rule `when`. `unreadable`: on a cluster, the partitions that it cannot read or settle, because their nodes do not
+    serve it; other members own them. `layout`: the version of the topic's layout that it knows, None if it does not
+    say: its version of rsmq knows no bands.
     """
 
     topic: str
@@ -190,6 +192,7 @@ class MemberState:
     timeout: timedelta | None = None
     limits: tuple[str, ...] = ()
     read_ahead_used: int = 0
+    unreadable: tuple[int, ...] = ()
     layout: int | None = None
 
 
@@ -356,6 +359,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         timeout=span(about.get("timeout_ms")),
         limits=texts(about.get("limits")),
         read_ahead_used=used if isinstance(used := vital.get(READ_AHEAD_USED, 0), int) else 0,
+        unreadable=tuple(sorted(read_numbers(str(about.get(UNREADABLE, "")).encode(errors="replace")))),
         layout=layout if isinstance(layout, int) else None,
     )
 

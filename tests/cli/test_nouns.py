@@ -340,6 +340,27 @@ def test_member_list_shows_live_members(cli: Cli, app: Path, start: Start) -> No
     assert cli.ok("member", "list") == nothing(cli, "members")
 
 
+@pytest.mark.parametrize("word", ["quiet", "stop"])
+def test_member_is_let_end(cli: Cli, app: Path, start: Start, server: Server, prefix: str, word: str) -> None:
+    """The process ends with code 0, and the audit has who asked it to. A wrong name: did you mean."""
+    worker = start("worker", "app:broker")
+    worker.expect("reads 2 of 2 partitions")
+    (member,) = [each["id"] for each in cli.json("member", "list")]
+    wrong, unsure = cli("member", word, f"{member}x", "--yes"), cli("member", word, member)
+    assert (wrong.returncode, f"did you mean {member}?" in wrong.stderr) == (1, True)
+    assert (unsure.returncode, "use --yes" in unsure.stderr) == (2, True)
+    assert cli.json("member", word, member, "--yes") == {
+        "member": member, "asked": word, "serves": ["orders/billing"],
+    }  # fmt: skip
+    assert worker.end() == 0
+    assert cli("member", word, member, "--yes").returncode == 1
+    with server.client() as redis:
+        entries = [fields for _, fields in redis.xrange(f"{prefix}:audit")]
+    assert [each["phase"] for each in entries] == ["begin", "end"]
+    assert entries[0]["what"] == f"{word}-process"
+    assert entries[1]["result"] == f"{member} is asked to {word}"
+
+
 def test_dead_letter_is_listed_shown_replayed_and_purged(cli: Cli, dead: str) -> None:
     """It is shown without control characters, replayed, and purged after a confirmation."""
     assert cli.json("dlq", "list") == [{"topic": "orders", "group": "billing", "dead_letters": 1}]

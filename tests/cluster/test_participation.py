@@ -1,4 +1,4 @@
-"""A member that cannot read at some nodes of a cluster leaves their partitions to others, and keeps the rest."""
+"""A member that cannot read or settle at a node of a cluster leaves its partitions to others, and keeps the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Self
 import pytest
 
 from rsmq.broker.broker import Broker
+from rsmq.inspector.inspector import Inspector
 from rsmq.model.settings import Settings
 from rsmq.redis.wire.slots import slot_of
 from rsmq.telemetry.health import HealthLimits, WorkerProbe, troubles
@@ -72,6 +73,13 @@ def held(broker: Broker) -> set[int]:
 def reasons(broker: Broker) -> str:
     """What /readyz says."""
     return "\n".join(troubles(WorkerProbe(broker).read(), HealthLimits.of(broker.settings), "ready"))
+
+
+async def unreadable(asking: Broker, of: Broker) -> tuple[int, ...]:
+    """The partitions that a member cannot read or settle, as `rsmq member list` and the doctor see it."""
+    assert of.worker is not None
+    members = await Inspector(asking.client, asking.keys, asking.settings).members("t", "g")
+    return next(each.unreadable for each in members if each.id == of.worker.member)
 
 
 def one_node(cluster: Cluster, broker: Broker, of: set[int]) -> tuple[Member, set[int]]:
@@ -167,10 +175,51 @@ async def test_member_that_may_not_read_at_a_node_keeps_the_others(cluster: Clus
             await until(lambda: held(healthy) | held(half) == everything, "each has an owner")
             assert held(half), "it keeps what it can read"
             assert "cannot be read" in reasons(half)
+            assert await unreadable(healthy, half) == tuple(sorted(there))
             await handles_all(healthy, done)
             node.ask("ACL", "SETUSER", "half", "+xreadgroup")
             await until(lambda: len(held(healthy)) == len(held(half)) == PARTITIONS // 2, "each has its share again")
             await until(lambda: not reasons(half), "it is ready again")
+
+
+async def test_member_that_may_not_settle_at_a_node_keeps_the_others(cluster: Cluster, prefix: str) -> None:
+    """It reads there, but may run no script: after a lease the other member has the partitions, until it may."""
+    done, everything = Counter[int](), set(range(PARTITIONS))
+    with user_on(cluster, "half"):
+        healthy, half = make(cluster, prefix, done), make(cluster, prefix, done, "half")
+        async with running(healthy), running(half):
+            await until(lambda: len(held(healthy)) == len(held(half)) == PARTITIONS // 2, "each has its share")
+            node, there = one_node(cluster, half, held(half))
+            node.ask("ACL", "SETUSER", "half", "-evalsha", "-eval")
+            await until(lambda: held(healthy) >= there, "the other member has the partitions of the node")
+            await until(lambda: held(healthy) | held(half) == everything, "each has an owner")
+            assert held(half), "it keeps what it can settle"
+            assert await unreadable(healthy, half) == tuple(sorted(there))
+            await handles_all(healthy, done)
+            node.ask("ACL", "SETUSER", "half", "+evalsha", "+eval")
+            await until(lambda: len(held(healthy)) == len(held(half)) == PARTITIONS // 2, "each has its share again")
+            await until(lambda: not reasons(half), "it is ready again")
+            await handles_all(healthy, done)
+
+
+async def test_member_that_cannot_settle_at_a_node_is_given_nothing_there(cluster: Cluster, prefix: str) -> None:
+    """It joins with the rest: the node's partitions stay with their owner, under the same epochs."""
+    done = Counter[int]()
+    with user_on(cluster, "half"):
+        healthy, half = make(cluster, prefix, done), make(cluster, prefix, done, "half")
+        async with running(healthy):
+            await until(lambda: len(held(healthy)) == PARTITIONS, "it has all partitions")
+            assert healthy.worker is not None
+            node, there = one_node(cluster, healthy, held(healthy))
+            epochs = {number: healthy.worker.consumers[0].lanes[number].epoch for number in there}
+            node.ask("ACL", "SETUSER", "half", "-evalsha", "-eval")
+            async with running(half):
+                await until(lambda: len(held(half)) == PARTITIONS // 2, "it has its share of the other nodes")
+                lanes = healthy.worker.consumers[0].lanes
+                assert {number: lanes[number].epoch for number in there} == epochs
+                node.ask("ACL", "SETUSER", "half", "+evalsha", "+eval")
+                await until(lambda: not reasons(half), "it is ready")
+                await handles_all(healthy, done)
 
 
 async def test_member_that_cannot_read_at_a_node_is_given_nothing_there(cluster: Cluster, prefix: str) -> None:

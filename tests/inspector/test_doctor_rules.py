@@ -67,6 +67,10 @@ CASES = {
         facts(replace(GROUP, holds=(OPEN,))),
         "'twilio' of group billing of orders is held by a breaker",
     ),
+    "a node that does not serve a member": (
+        facts(replace(GROUP, members=(replace(MEMBER, unreadable=(3, 17)),))),
+        "w1 of group billing of orders cannot read or settle partition 3, 17",
+    ),
     "held for long": (
         facts(replace(GROUP, holds=(replace(OPEN, name="", since_ms=0, kind="command"),))),
         "`rsmq hold end orders --group billing`",

@@ -1,4 +1,4 @@
-"""Which partitions this member cannot read, because their nodes of the cluster do not serve it."""
+"""Which partitions this member cannot read or settle, because their nodes of the cluster do not serve it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Final, TypeVar
 
 from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.settling.settling_nodes import SettlingNodes
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
@@ -24,21 +25,24 @@ def unreadable(nodes: Mapping[int, N], failing: Collection[N], reading: Collecti
 
 
 class NodeWatch:
-    """Finds the nodes at which this member cannot read, and whether it can again.
+    """Finds the nodes at which this member cannot read or settle, and whether it can again.
 
-    A node fails when a fetcher of a partition there has failed for a lease. One fetcher for each such node goes on
-    trying. A node that fails again soon after it was used again rests longer each time.
+    A node fails when a fetcher of a partition there, or settling, has failed for a lease. One fetcher for each such
+    node goes on trying, and `SettlingNodes` asks it. A node that fails again soon after it was used again rests longer
+    each time.
     """
 
-    def __init__(self, context: ConsumerContext, fetchers: Fetchers) -> None:
+    def __init__(self, context: ConsumerContext, fetchers: Fetchers, settling: SettlingNodes) -> None:
         self._context = context
         self._fetchers = fetchers
+        self._settling = settling
         self._lease_seconds = context.settings.lease_ttl.total_seconds()
         self._failing = dict[Client, int]()  # with the partition whose fetcher tries it
+        self._unsettled = set[Client]()  # those of them where settling has failed for a lease
         self._rests = dict[Client, Backoff]()
         self._rests_until = dict[Client, float]()
         self.partitions = frozenset[int]()
-        """Those that cannot be read."""
+        """Those that cannot be read or settled."""
         self.trouble = ""
         """Why; empty if all can."""
 
@@ -51,25 +55,31 @@ class NodeWatch:
         return list({node: number for number, node in self._nodes().items()}.values())
 
     def begin(self) -> None:
-        """Before joining: the nodes whose reader is not open yet fail."""
+        """Before joining: the nodes whose reader is not open yet, or which settle nothing, fail."""
         fetchers, nodes = self._fetchers.by_partition(), self._nodes()
         self._failing = {
             nodes[number]: number for number in self.one_of_each()
             if number in fetchers and not fetchers[number].connected.is_set()
         }  # fmt: skip
+        self._unsettled = set(self._settling.failing)
+        for number, node in nodes.items():
+            if node in self._unsettled:
+                self._failing.setdefault(node, number)
         self._note(nodes)
 
     def look(self, works_since: float) -> bool:
         """Look at all nodes. True: `partitions` has changed. `works_since`: what failed before counts from then on."""
         fetchers, now = self._fetchers.by_partition(), awake()
         failing = {number: since for number, each in fetchers.items() if (since := each.failing_since) is not None}
-        if not failing and not self._failing:
+        unsettled = self._settling.failing
+        if not failing and not self._failing and not unsettled:
             return False
         nodes = self._nodes()
+        self._unsettled &= unsettled.keys()
         for node, number in list(self._failing.items()):
             fetcher = fetchers.get(number)
             is_open = fetcher is not None and fetcher.failing_since is None and fetcher.connected.is_set()
-            if (is_open and now >= self._rests_until.get(node, 0.0)) or (
+            if (is_open and node not in self._unsettled and now >= self._rests_until.get(node, 0.0)) or (
                 node not in nodes.values()  # its slots have moved
             ):
                 del self._failing[node]
@@ -77,6 +87,10 @@ class NodeWatch:
         for number, since in failing.items():
             if number in nodes and now - max(since, works_since) >= self._lease_seconds:
                 self._fail(nodes[number], number, now)
+        for number, node in nodes.items():
+            if node in unsettled and now - max(unsettled[node].since, works_since) >= self._lease_seconds:
+                self._unsettled.add(node)
+                self._fail(node, number, now)
         return self._note(nodes)
 
     def _fail(self, node: Client, number: int, now: float) -> None:
@@ -93,9 +107,11 @@ class NodeWatch:
         reading = [
             number for number in self._context.lanes
             if number in fetchers and fetchers[number].failing_since is None
+            and nodes.get(number) not in self._unsettled
         ]  # fmt: skip
         self.partitions = unreadable(nodes, self._failing, reading)
         troubles = [fetchers[number].trouble for number in self._failing.values() if number in fetchers]
+        troubles += [self._settling.failing[node].trouble for node in self._unsettled if node in self._settling.failing]
         self.trouble = next(filter(None, troubles), "no connection") if self._failing else ""
         self._fetchers.probe(list(self._failing.values()))
         return self.partitions != before

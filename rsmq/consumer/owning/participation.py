@@ -41,8 +41,8 @@ class Participation:
     whose reads, or settlements, fail for a lease while its heartbeat works gives its partitions back and leaves; it
     goes on trying, and joins again. An outage of the server fails the heartbeat as well: then no member leaves.
 
-    On a cluster this holds for each node: a member gives back the partitions of the nodes that it cannot read, tells
-    the others which these are, and keeps the rest. It leaves when it can read none.
+    On a cluster this holds for each node: a member gives back the partitions of the nodes that it cannot read, or at
+    which it cannot settle, tells the others which these are, and keeps the rest. It leaves when it has none.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Participation:
         self._rest = Backoff(self._lease_seconds / 2, LONGEST_REST)
         self._throttled = ThrottledLog(log)
         self._joined_at = 0.0
-        is_split = context.client.is_cluster and context.handler.distribution == "hash"
-        self._nodes = NodeWatch(context, fetchers) if is_split else None
+        is_split = context.handler.distribution == "hash"
+        self._nodes = NodeWatch(context, fetchers, settler.nodes) if is_split and settler.nodes is not None else None
         self.trouble = ""
         """Why this member takes no part in its group; empty while it does."""
 
@@ -115,7 +115,8 @@ class Participation:
     async def _open(self) -> None:
         """Until the connections that read and settle are open."""
         await self._fetchers.wait_until_reading(self._probes())
-        if self._nodes is not None:
+        if self._nodes is not None and self._settler.nodes is not None:
+            await self._settler.nodes.open(self._nodes.one_of_each())
             self._nodes.begin()
             self._membership.exclude(self._nodes.partitions)
         while True:
@@ -199,11 +200,11 @@ class Participation:
         partitions, name = self._nodes.partitions, self._context.name
         if partitions:
             self._throttled.warn(
-                f"{self._context.member} cannot read partitions {write_numbers(partitions)} of {name} and leaves them "
-                f"to other members, it goes on trying", self._nodes.trouble,
+                f"{self._context.member} cannot read or settle partitions {write_numbers(partitions)} of {name} and "
+                f"leaves them to other members, it goes on trying", self._nodes.trouble,
             )  # fmt: skip
         else:
-            log.info("%s can read all partitions of %s again", self._context.member, name)
+            log.info("%s can read and settle all partitions of %s again", self._context.member, name)
         self._heartbeat.tell(
             self._context.topic.name, self._context.handler.group, **{UNREADABLE: write_numbers(partitions)}
         )
@@ -211,11 +212,11 @@ class Participation:
 
     @property
     def unreadable(self) -> str:
-        """On a cluster: which partitions this member cannot read, and why; empty if it can read all. May be read by any
-        thread."""
+        """On a cluster: which partitions this member cannot read or settle, and why; empty if it can all. May be read
+        by any thread."""
         if self._nodes is None or not (partitions := self._nodes.partitions):
             return ""
-        return f"{write_numbers(partitions)} cannot be read: {self._nodes.trouble}"
+        return f"{write_numbers(partitions)} cannot be read or settled: {self._nodes.trouble}"
 
     async def _lasting_trouble(self) -> str | None:
         """What has kept this member from reading or settling for a lease, while its heartbeat worked."""

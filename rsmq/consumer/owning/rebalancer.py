@@ -11,10 +11,11 @@ import anyio.lowlevel
 
 from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
 from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.settling.settling_nodes import SettlingNodes
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import call_quotas
-from rsmq.errors import BrokerError
+from rsmq.errors import BrokerError, BrokerUnavailable, NotPermitted
 from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
@@ -49,8 +50,10 @@ class Rebalancer:
         leases: Leases,
         heartbeat: Heartbeat,
         membership: Membership,
+        settling: SettlingNodes | None = None,
     ) -> None:
         self._context = context
+        self._settling = settling
         self._settings = context.settings
         self._lanes = context.lanes
         self._name = context.topic.name
@@ -143,6 +146,8 @@ class Rebalancer:
                         opened_at = opened_at or monotonic()
                 except BrokerError as error:
                     failure = failure or error
+                    if self._settling is not None and isinstance(error, BrokerUnavailable | NotPermitted):
+                        self._settling.failed(self._context.keys.stream(self._name, partition), error)
             await anyio.lowlevel.checkpoint_if_cancelled()
         if opened_at:
             await self._fetchers.interrupt()

@@ -12,9 +12,10 @@ from redis.exceptions import NoScriptError
 
 from rsmq.consumer.settling.fallbacks import Fallbacks
 from rsmq.consumer.settling.outputs import Outputs
+from rsmq.consumer.settling.settling_nodes import SettlingNodes
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized
+from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, NotPermitted, Oversized
 from rsmq.handler.failure import traceback_of
 from rsmq.handler.retry import Bury, Park
 from rsmq.model.clock import awake, now_ms, to_ms
@@ -47,6 +48,8 @@ LATE: Final = 0.004
 """Seconds that an acknowledgement waits for the next read, in whose write it can leave."""
 
 PING: Final = PlainCommand("PING")
+NO_EPOCH: Final = 0
+"""No lease has it."""
 LOST: Final = Bury(Reason.LOST_BODY, "the entry was deleted before it was settled")
 
 AckBatch = list[tuple[Lane, list[bytes]]]
@@ -64,6 +67,7 @@ class Settler:
     """
 
     def __init__(self, context: ConsumerContext, on_stale: Callable[[Lane], None]) -> None:
+        self._context = context
         self._client = context.client
         self._member = context.member
         self._group = context.handler.group
@@ -80,6 +84,8 @@ class Settler:
         """`awake` when the first call failed since the last one that was answered."""
         self.trouble = ""
         """What has failed last."""
+        self.nodes = SettlingNodes(context, self.check_at) if context.client.is_cluster else None
+        """On a cluster: those at which nothing can be settled."""
         self.outputs = Outputs(context, self.ask, on_stale)
         self.fallbacks = Fallbacks(context)
 
@@ -188,7 +194,7 @@ class Settler:
         """Settle on a second connection what no read took along, and run the batcher, which has a third."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._batcher.run)
-            self.outputs.use(tasks)
+            self._use(tasks)
             task_status.started()
             connection = ShardedConnection(self._client)
             try:
@@ -199,13 +205,20 @@ class Settler:
                     if await self._flush(connection) and not self._dirty:
                         self._idle.set()
             finally:
-                self.outputs.use(None)
+                self._use(None)
                 await connection.close()
+
+    def _use(self, tasks: anyio.abc.TaskGroup | None) -> None:
+        self.outputs.use(tasks)
+        if self.nodes is not None:
+            self.nodes.use(tasks)
 
     async def _flush(self, connection: ShardedConnection) -> bool:
         batches = self.take()
         replies = await connection.exchange([(batch[0][0].stream, self.packed(batch)) for batch in batches])
         for batch, reply in zip(batches, replies, strict=True):
+            if self.nodes is not None and isinstance(reply, BrokerUnavailable):
+                self.nodes.failed(batch[0][0].stream, reply)
             await self.confirm(batch, reply)
         failure = next((reply for reply in replies if isinstance(reply, BrokerUnavailable)), None)
         if failure is not None:
@@ -242,20 +255,31 @@ class Settler:
         """Run a script on the connection of the batcher. After a lost reply the next call first ends what is late."""
         try:
             reply = await self._batcher.ask(script, keys, args)
-        except BrokerUnavailable as error:
+        except (BrokerUnavailable, NotPermitted) as error:
             self._note_failure(error)
+            if self.nodes is not None:
+                self.nodes.failed(keys[0], error)
             raise
         self.failing_since = None
+        if self.nodes is not None:
+            self.nodes.answered(keys[0])
         return reply
 
-    def _note_failure(self, error: BrokerUnavailable) -> None:
+    def _note_failure(self, error: BrokerError) -> None:
         self.trouble = str(error)
         if self.failing_since is None:
             self.failing_since = awake()
 
+    async def check_at(self, partition: int) -> None:
+        """Settle nothing in a partition, as if its lease were lost: on a cluster its node answers, and this user may do
+        it there. Raises BrokerError."""
+        keys, at = self._context.keys, (self._context.topic.name, partition)
+        names = (keys.stream(*at), keys.lease(*at, self._group), keys.retry(*at, self._group))
+        await self.ask(SETTLE_MESSAGES, names, (self._member, self._group, NO_EPOCH, 0, 0))
+
     async def check(self) -> None:
         """Ask for an answer on the connection of the batcher, which opens it. Raises BrokerError. On a cluster each
-        node has a connection of its own, which is opened when it is needed."""
+        node has a connection of its own: see `nodes`."""
         if self._client.is_cluster:
             return
         try:

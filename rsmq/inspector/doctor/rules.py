@@ -161,6 +161,18 @@ def check_members(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_nodes(facts: QueueFacts) -> Iterator[str]:
+    """On a cluster every member can read and settle at all nodes."""
+    for group in facts.board.groups:
+        for member in group.members:
+            if member.heard_ago is not None and member.unreadable:
+                yield (
+                    f"{member.id} of {title(group)} cannot read or settle partition {listed(list(member.unreadable))}: "
+                    f"a node of the cluster does not serve it, and other members have them. Its log and /readyz say "
+                    f"why: its rights there, the node's maxclients, or the network between them"
+                )
+
+
 def check_leases(facts: QueueFacts) -> Iterator[str]:
     """All members of a group have the same lease: a member with a shorter one judges the others by its own."""
     for group in facts.board.groups:
@@ -392,7 +404,8 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_records: "records",
     check_groups: "group", check_served: "group", check_trend: "backlog",
     check_holds: "holds", check_missing_keys: "keys", check_read_ahead: "waiting",
-    check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
+    check_members: "partitions", check_nodes: "partitions",
+    check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
     check_dead_letters: "dead letters", check_outputs: "outputs", check_circles: "outputs", check_fallbacks: "fallback",
