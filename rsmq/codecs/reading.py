@@ -15,8 +15,8 @@ from rsmq.model.encoding import DEFAULT_LIMIT, Binding, Codec, Encoding
 class Reading(Encoding):
     """Undoes what this process can: zstd if its package is installed, and what the keys of RSMQ_KEYS decrypt.
 
-    It encodes nothing. The keys are read when it meets the first encoded payload: then it raises ConfigError for keys
-    that are wrong, and for keys without the package that uses them.
+    It encodes nothing by itself: `like` makes what does. The keys are read when it meets the first encoded payload:
+    then it raises ConfigError for keys that are wrong, and for keys without the package that uses them.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT, name: str = "RSMQ_KEYS") -> None:
@@ -26,9 +26,18 @@ class Reading(Encoding):
 
     def undo(self, data: bytes, binding: Binding) -> bytes:
         """The payload as it was published. Raises Malformed, CannotDecode and ConfigError."""
+        return self._can.undo(data, binding)
+
+    @property
+    def _can(self) -> Encoding:
         if self._made is None:
             self._made = Encoding(codecs_of(self._name), self.limit)
-        return self._made.undo(data, binding)
+        return self._made
+
+    def like(self, names: str) -> Encoding:
+        """What encodes as `names` say, such as `zstd;a256gcm`, with the first key of the keyring. Raises ConfigError
+        for a coding that this process cannot write."""
+        return Encoding([self._can.codec(name) for name in names.split(";")], self.limit)
 
     def __repr__(self) -> str:
         return f"<Reading {self._name}{'' if self._made is None else f' {self._made!r}'}>"

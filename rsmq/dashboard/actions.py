@@ -282,15 +282,18 @@ async def publish(wanted: ActionForm) -> Action:
     payload = payload_given(text if isinstance(text, str) else "", wanted.value("kind"))
     given = form.get("headers")
     headers = headers_given(given if isinstance(given, str) else "")
-    delay = delay_given(wanted.value("delay"))
+    delay, codings = delay_given(wanted.value("delay")), wanted.value("encoding")
+    encoding = visit.queries.encoding.like(codings) if codings else None
 
     async def act() -> str:
-        ref = await visit.room.producer.publish(topic.name, payload, key=key, headers=headers or None, delay=delay)
+        async with visit.room.publishing(encoding) as producer:
+            ref = await producer.publish(topic.name, payload, key=key, headers=headers or None, delay=delay)
         return f"published {ref}"
 
     when = "" if delay is None else f" It is delivered in {duration(delay)}."
     named = "without a key" if key is None else f"with key {key!r}"
-    question = f"Publish a new message {named} to {topic.name}? Every group of the topic gets it.{when}"
+    sealed = f" It is stored encrypted ({codings})." if codings else ""
+    question = f"Publish a new message {named} to {topic.name}? Every group of the topic gets it.{when}{sealed}"
     return Action(question, "publish", act)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -18,6 +19,8 @@ from rsmq.dashboard.roles import Role, Visitor
 from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.errors import ConfigError
 from rsmq.inspector.trend import Board
+from rsmq.model.encoding import Encoding
+from rsmq.model.own_tasks import Beside
 from rsmq.producer import Producer
 
 PAGES: Final = (
@@ -37,6 +40,17 @@ class Room:
     producer: Producer
     added: tuple[str, ...] = ()
     """Names of the pages that other distributions add."""
+
+    @asynccontextmanager
+    async def publishing(self, encoding: Encoding | None = None) -> AsyncIterator[Producer]:
+        """What publishes: with an encoding a producer of its own, for the block."""
+        if encoding is None:
+            yield self.producer
+            return
+        queries = self.queries
+        producer = Producer(queries.client, queries.keys, queries.settings, queries.topics, encoding)
+        async with Beside(producer.run):
+            yield producer
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from rsmq.dashboard.payload import readable
 from rsmq.dashboard.queries import LONGEST, PageRefused
 from rsmq.dashboard.roles import Role
 from rsmq.errors import ConfigError
-from rsmq.model.encoding import ENC
+from rsmq.model.encoding import ENC, key_of, names_of
 from rsmq.model.message import JSON
 
 NOT_COPIED: Final = frozenset({"traceparent", "tracestate"})
@@ -29,6 +29,8 @@ class Draft:
     key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     is_text: bool = False
+    encoding: str = ""
+    """The codings of an encrypted message, such as `zstd;a256gcm`: its copy is stored in the same way."""
 
 
 async def publish_form(visit: Visit, topic: str) -> Page:
@@ -42,7 +44,7 @@ async def publish_form(visit: Visit, topic: str) -> Page:
     kinds = (("json", "JSON"), ("text", "text"))
     rows = max(6, min(30, draft.payload.count("\n") + 2))
     body: list[Content] = [
-        hidden([("topic", topic), ("back", visit.url("topic", topic))]),
+        hidden([("topic", topic), ("back", visit.url("topic", topic)), ("encoding", draft.encoding)]),
         text_field("key", "key", draft.key),
         choice("kind", "payload is", kinds, "text" if draft.is_text else "json"),
         tag("label", "payload", tag("textarea", f"\n{draft.payload}", name="payload", rows=rows, spellcheck="false")),
@@ -52,7 +54,8 @@ async def publish_form(visit: Visit, topic: str) -> Page:
         button("publish"),
     ]  # fmt: skip
     form = tag("form", body, method="post", action=visit.url("do", "publish"), class_="lines")
-    about_source = about({"copy of": source}) if source else None
+    stored = {"stored": f"encrypted ({draft.encoding}), with the first key of this dashboard"} if draft.encoding else {}
+    about_source = about({"copy of": source, **stored}) if source else None
     said = f"It is a new message with an id of its own: every group of {topic} gets it."
     crumbs = [("Overview", visit.url()), (f"topic {found.name}", visit.url("topic", topic))]
     return Page(f"Publish to {topic}", [about_source, tag("p", said), form], crumbs=crumbs)
@@ -65,29 +68,36 @@ async def draft_of(visit: Visit, topic: str) -> tuple[Draft, str]:
         dead = await visit.queries.dead_letter(topic, visit.given("group"), letter)
         fields = dict(reversed(dead.fields))
         kind = fields.get(b"type", JSON.encode()).decode(errors="replace")
-        refuse_encrypted(fields.get(ENC, b"").decode(errors="replace"))
-        return drafted(dead.data, kind, dead.key, dead.headers), f"dead letter {letter}"
+        enc = fields.get(ENC, b"").decode(errors="replace")
+        draft = drafted(check_read(dead.data, dead.sealed, enc), kind, dead.key, dead.headers, encryption(enc))
+        return draft, f"dead letter {letter}"
     if message:
         found = await visit.queries.one(topic, message, visit.given("key") or None)
         if found is None:
             raise ConfigError(
                 f"message {message!r} of {topic!r} is not there any more: only its dead letters may be left"
             )
-        refuse_encrypted(found.encoding)
         kind, headers = found.kind, dict(found.header_pairs)
-        return drafted(found.data, kind, found.key or None, headers), f"message {message}"
+        data = check_read(found.data, found.text if found.data is None else "", found.encoding)
+        return drafted(data, kind, found.key or None, headers, encryption(found.encoding)), f"message {message}"
     return Draft(), ""
 
 
-def refuse_encrypted(encoding: str) -> None:
-    """Raise ConfigError for a payload that was encrypted, also if it could be read: its copy would not be."""
-    if "=" in encoding:  # the key of a cipher
+def check_read(data: bytes | None, sealed: str, enc: str) -> bytes | None:
+    """The payload. Raises ConfigError for one that is encoded, and that this dashboard cannot read."""
+    if enc and sealed:
         raise ConfigError(
-            f"the payload was encrypted ({encoding}), and a copy would not be: publish it with its broker"
+            f"the payload is encoded ({enc}), and this dashboard cannot read it: give it the key, such as in RSMQ_KEYS"
         )
+    return data
 
 
-def drafted(data: bytes | None, kind: str, key: str | None, headers: dict[str, str]) -> Draft:
+def encryption(enc: str) -> str:
+    """The codings of a message that is encrypted; empty for any other: its copy is stored as it is."""
+    return names_of(enc.encode()) if key_of(enc.encode()) else ""
+
+
+def drafted(data: bytes | None, kind: str, key: str | None, headers: dict[str, str], encoding: str = "") -> Draft:
     """A copy as fields. Raises ConfigError if the payload is no JSON and no text, or too long for a page."""
     is_json = kind == JSON or kind.endswith("+json")
     if data is None or not (is_json or kind.startswith("text/")):
@@ -98,7 +108,7 @@ def drafted(data: bytes | None, kind: str, key: str | None, headers: dict[str, s
         text = data.decode()
     except UnicodeDecodeError:
         raise ConfigError("the payload is not UTF-8, so it cannot be edited here") from None
-    return Draft(readable(data) if is_json else text, key or "", headers, is_text=not is_json)
+    return Draft(readable(data) if is_json else text, key or "", headers, is_text=not is_json, encoding=encoding)
 
 
 def payload_given(text: str, kind: str) -> Any:

@@ -94,6 +94,13 @@ class Encoding:
         """The codings that it writes, as in `enc` but without ids of keys: `zstd;a256gcm`."""
         return ";".join(each.name for each in self._codecs)
 
+    def codec(self, name: str) -> Codec:
+        """The codec of a coding. Raises ConfigError if there is none."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise ConfigError(f"this process cannot write payloads with the coding {name[:32]!r}")
+        return found
+
     def __bool__(self) -> bool:
         return bool(self._codecs)
 
@@ -164,6 +171,11 @@ def words_of(enc: bytes) -> list[tuple[str, str]]:
     if len(found) < len(texts):
         raise Malformed("its field enc is not a list such as zstd;a256gcm=k7")
     return [(match[1], match[2] or "") for match in found]
+
+
+def names_of(enc: bytes) -> str:
+    """The codings in a field `enc` without their keys: `zstd;a256gcm`. Raises Malformed."""
+    return ";".join(name for name, _ in words_of(enc))
 
 
 def why_sealed(error: MessageError, enc: str) -> str:

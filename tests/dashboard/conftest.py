@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -39,6 +40,9 @@ async def bill(order: dict) -> None:
         raise Retry("not yet", after="1h")
 """
 
+KEYS = ",".join(f"{key_id}={b64encode(key_id.encode() * 16).decode()}" for key_id in ("k7", "k6"))
+"""What the dashboard reads encrypted payloads with, and writes copies of them."""
+
 Start = Callable[..., Running]
 Feed = Callable[..., None]
 
@@ -49,7 +53,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, server_url: str) -> Cli:
     directory: Path = tmp_path_factory.mktemp("dashboard")
     (directory / "app.py").write_text(MODULE)
     prefix = "rsmq" if SCREENSHOTS else f"t{uuid.uuid4().hex[:12]}"
-    return Cli(directory, {"RSMQ_URL": server_url, "RSMQ_PREFIX": prefix})
+    return Cli(directory, {"RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, "RSMQ_KEYS": KEYS})
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,20 @@ import httpx
 import pytest
 from sqlalchemy import create_engine
 
+from rsmq import SyncBroker
+from rsmq.codecs import Encrypt, Keyring, Zstd
 from rsmq.dashboard.chart import chart, unbroken
 from rsmq.dashboard.dead_letter import kind_of
 from rsmq.dashboard.html import Live, Row, tag
 from rsmq.dashboard.overview import first, more
 from rsmq.dashboard.payload import readable
+from rsmq.model.settings import Settings
 from rsmq.model.words import installed
 from rsmq.sql import Outbox, create_tables
 from rsmq.sql.outbox import outbox_row
 from rsmq.sql.tables import OUTBOX
 from tests.cli.conftest import Cli, Running
+from tests.dashboard.conftest import KEYS
 from tests.servers import Server, wait_until
 
 HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -183,15 +187,36 @@ def test_message_is_published_copied_and_edited(web: httpx.Client, scene: Cli) -
 
 
 def test_copy_of_what_no_field_can_show_is_refused(web: httpx.Client, feed: Callable[..., None], scene: Cli) -> None:
-    """Bytes; and what was encrypted, because a copy would be plain text."""
+    """Bytes; and what was encrypted with a key that the dashboard does not have."""
     scene.ok("topic", "set", "sealed", "--partitions", "1")
-    feed("sealed", ["x"], enc="a256gcm=k7", id="m-1")
+    feed("sealed", ["x"], enc="a256gcm=k9", id="m-1")
     feed("sealed", ["x"], type="application/octet-stream", id="m-2")
     ids = [json.loads(line)["stream_id"] for line in scene.ok("tail", "sealed", "--json").splitlines()]
     answers = [web.get("publish/sealed", params={"message": f"0/{each}"}) for each in ids]
     assert [each.status_code for each in answers] == [400, 400]
-    assert "the payload was encrypted (a256gcm=k7), and a copy would not be" in answers[0].text
+    assert "the payload is encoded (a256gcm=k9), and this dashboard cannot read it" in answers[0].text
     assert "only JSON and text can" in answers[1].text
+
+
+def test_copy_of_an_encrypted_message_is_encrypted(web: httpx.Client, scene: Cli, server: Server) -> None:
+    """Edited first: it is stored with the same codings and the dashboard's first key; a wrong coding is refused."""
+    prefix, older = scene.environment["RSMQ_PREFIX"], Keyring.read(KEYS.partition(",")[2], "the test")
+    settings = Settings(url=scene.environment["RSMQ_URL"], prefix=prefix)
+    with SyncBroker(settings, codecs=[Zstd(), Encrypt(older)]) as broker:
+        broker.publish("safe", {"iban": "DE" + "0" * 2000}, key="k")
+    (first,) = [json.loads(line) for line in scene.ok("tail", "safe", "--json").splitlines()]
+    form = web.get(f"publish/safe?message={first['id']}&key=k").text
+    assert ("encrypted (zstd;a256gcm), with the first key" in form, "DE000" in form) == (True, True)
+    fields = dict(HIDDEN.findall(form)) | {"kind": "json", "key": "k", "delay": "", "headers": ""}
+    payload = json.dumps({"iban": "FR" + "0" * 2000})
+    assert "It is stored encrypted (zstd;a256gcm)." in ask(web, "publish", **fields, payload=payload)
+    do(web, "publish", **fields, payload=payload)
+    with server.client() as redis:
+        stored = [entry for each in redis.keys(f"{prefix}:{{safe.?}}") for _, entry in redis.xrange(each)]
+    assert [each[b"enc"] for each in stored] == [b"zstd;a256gcm=k6", b"zstd;a256gcm=k7"]
+    assert json.loads(scene.ok("tail", "safe", "-n", "1", "--json"))["data"] == json.loads(payload)
+    answer = web.post("do/publish", data={**fields, "payload": payload, "encoding": "rot13"})
+    assert (answer.status_code, "cannot write payloads with the coding" in answer.text) == (400, True)
 
 
 @pytest.mark.parametrize(
