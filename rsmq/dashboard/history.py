@@ -29,6 +29,8 @@ log = logging.getLogger("rsmq.dashboard")
 EVERY: Final = 60
 """Seconds between two samples."""
 KEPT: Final = 24 * 60
+MOST_RELEASES: Final = 5
+"""Of a group in a minute."""
 GAP: Final = timedelta(seconds=2.5 * EVERY)
 """Between two samples of one unbroken line."""
 
@@ -44,13 +46,14 @@ FIRST_FIELDS: Final = 6
 class HistoryMinute:
     """One minute: the rate of each topic, and of each group GROUP_FIELDS. What has nothing to say is left out.
 
-    `starts`: of each group, how many of its processes have started in this minute.
+    `starts`: of each group, how many of its processes have started in this minute; `releases`: which versions.
     """
 
     at: datetime
     topics: dict[str, float | None]
     groups: dict[str, list[float | None]]
     starts: dict[str, int] = field(default_factory=dict)
+    releases: dict[str, list[str]] = field(default_factory=dict)
 
     def total(self, name: str, seen: Collection[str], group: str | None = None) -> float | None:
         """The sum of a field over the topics that a visitor sees, or of one group."""
@@ -64,6 +67,10 @@ class HistoryMinute:
     def started(self, seen: Collection[str], group: str | None = None) -> int:
         """How many processes have started, at least: one that serves several groups counts once."""
         return max((number for each, number in self.starts.items() if is_of(each, seen, group)), default=0)
+
+    def released(self, seen: Collection[str], group: str | None = None) -> list[str]:
+        """The versions of what has started."""
+        return sorted({name for each, names in self.releases.items() if is_of(each, seen, group) for name in names})
 
 
 def is_of(name: str, seen: Collection[str], group: str | None) -> bool:
@@ -96,7 +103,8 @@ def sample_of(at: datetime, board: Board) -> HistoryMinute:
         if any(value != 0 for value in values):
             groups[f"{each.topic}/{each.name}"] = values
     rates = {each.name: None if each.rate_in is None else round(each.rate_in, 2) for each in board.topics}
-    return HistoryMinute(at, {name: value for name, value in rates.items() if value != 0}, groups, starts_of(at, board))
+    starts, releases = starts_of(at, board)
+    return HistoryMinute(at, {name: value for name, value in rates.items() if value != 0}, groups, starts, releases)
 
 
 def per_second(number: int, span: timedelta | None) -> float | None:
@@ -104,21 +112,27 @@ def per_second(number: int, span: timedelta | None) -> float | None:
     return round(number / span.total_seconds(), 3) if span else None
 
 
-def starts_of(at: datetime, board: Board) -> dict[str, int]:
-    """How many processes of each group have started in the minute before this one: by now all have told it."""
-    found = Counter[str]()
+def starts_of(at: datetime, board: Board) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """How many processes of each group have started in the minute before this one, and of which versions: by now all
+    have told it."""
+    found, releases = Counter[str](), dict[str, set[str]]()
     for each in board.groups:
         for member in each.members:
-            started = member.process.started
+            started, name = member.process.started, f"{each.topic}/{each.name}"
             if started is not None and at - timedelta(seconds=EVERY) <= started < at:
-                found[f"{each.topic}/{each.name}"] += 1
-    return dict(found)
+                found[name] += 1
+                if member.process.release:
+                    releases.setdefault(name, set()).add(member.process.release)
+    return dict(found), {name: sorted(some)[:MOST_RELEASES] for name, some in releases.items()}
 
 
 Figure = Annotated[float, Field(allow_inf_nan=False)] | None
 Groups = dict[str, Annotated[list[Figure], Field(min_length=FIRST_FIELDS)]]
+Starts = dict[str, Annotated[int, Field(ge=0)]]
 READER: Final = TypeAdapter(
-    tuple[dict[str, Figure], Groups, dict[str, Annotated[int, Field(ge=0)]]] | tuple[dict[str, Figure], Groups]
+    tuple[dict[str, Figure], Groups, Starts, dict[str, list[str]]]
+    | tuple[dict[str, Figure], Groups, Starts]
+    | tuple[dict[str, Figure], Groups]
 )
 
 
@@ -166,7 +180,7 @@ class HistorySampler:
             await self._store(minute, found)
 
     async def _store(self, minute: int, found: HistoryMinute) -> None:
-        packed = zlib.compress(json.dumps([found.topics, found.groups, found.starts]).encode())
+        packed = zlib.compress(json.dumps([found.topics, found.groups, found.starts, found.releases]).encode())
         try:
             await self._client.execute_command("XADD", self._key, "MAXLEN", KEPT, f"{minute}-0", "z", packed)
         except RsmqError as error:

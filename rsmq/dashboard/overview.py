@@ -247,12 +247,17 @@ def marks(visit: Visit, seen: set[str], group: str | None) -> list[Mark]:
     """When processes have started: a deployment, or a crash."""
     samples = recorded(visit)
     if samples is not None:
-        found = [(each.at - timedelta(seconds=30), each.started(seen, group)) for each in samples]
-        return [(at, f"{count(number, 'process', 'processes')} started") for at, number in found if number]
+        found = [(each, each.started(seen, group)) for each in samples]
+        return [
+            (each.at - timedelta(seconds=30), f"{count(number, 'process', 'processes')} started"
+             + (f" ({', '.join(releases)})" if (releases := each.released(seen, group)) else ""))
+            for each, number in found if number
+        ]  # fmt: skip
     started = dict[str, Mark]()
     for member in narrowed(visit.queries.poller.board, seen, group).members:
         if member.process.started is not None:
-            started[member.id] = (member.process.started, f"{member.id} started")
+            release = f" ({member.process.release})" if member.process.release else ""
+            started[member.id] = (member.process.started, f"{member.id} started{release}")
     return list(started.values())
 
 

@@ -36,7 +36,9 @@ async def process(visit: Visit, name: str) -> Page:
         raise PageNotFound(f"there is no process {name!r}: it may have ended")
     one = some[0]
     values: dict[str, Content] = {
-        "host": one.process.host, "pid": str(one.process.pid or ""), "version of rsmq": one.process.version,
+        "host": one.process.host, "pid": str(one.process.pid or ""),
+        "version": one.process.app_version or "not known: RSMQ_APP_VERSION says it",
+        "version of rsmq": one.process.version,
         "memory": memory(one), "started": timestamp(one.process.started), "up for": up_for(one),
         "heard of": heard(some), "loop lag": age(one.loop_lag),
     }  # fmt: skip
@@ -102,7 +104,7 @@ def row_of(visit: Visit, some: Sequence[MemberState]) -> Row:
     serves = [link(f"{each.topic}/{each.group}", visit.url("group", each.topic, each.group)) for each in some]
     return Row(one.id, (
         link(one.id, visit.url("process", one.id)), one.process.host or "?", one.process.pid or "?",
-        one.process.version or "?", memory(one), up_for(one), heard(some), f"{running} of {most}",
+        one.process.release or "?", memory(one), up_for(one), heard(some), f"{running} of {most}",
         "–" if longest is None else spoken(longest), tag("span", joined(serves))),
     )  # fmt: skip
 

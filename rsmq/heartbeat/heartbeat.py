@@ -91,7 +91,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name=f"rsmq-heartbeat-{member}", daemon=True)
         self._presence = Presence(connector, settings, keys, member, self._on_change, self.fence, self._on_question)
         self._loop_lag = LoopLag()
-        self._about = about_process()
+        self._about = about_process(settings.app_version)
         self._is_out = False
         self.last_confirmed = monotonic()  # read by other threads
         self.trouble = ""

@@ -133,7 +133,8 @@ class GroupState:
 class ProcessState:
     """A process as it describes itself. Empty or None: it does not say, like those of older versions.
 
-    `memory`: bytes in main memory at its last heartbeat.
+    `version` is that of rsmq, `app_version` that of its service (RSMQ_APP_VERSION). `memory`: bytes in main memory at
+    its last heartbeat.
     """
 
     host: str = ""
@@ -141,6 +142,12 @@ class ProcessState:
     version: str = ""
     started: datetime | None = None
     memory: int | None = None
+    app_version: str = ""
+
+    @property
+    def release(self) -> str:
+        """What was deployed: the version of the service, or that of rsmq. Empty if neither is known."""
+        return self.app_version or (f"rsmq {self.version}" if self.version else "")
 
 
 NO_PROCESS: Final = ProcessState()
@@ -373,6 +380,7 @@ def process_state(about: Mapping[str, Any], vital: Mapping[str, Any]) -> Process
         version=str(about.get("version", ""))[:LONGEST_TEXT],
         started=None if started is None or started > LATEST_MS else from_epoch_ms(started),
         memory=count_of(vital.get("memory_bytes")),
+        app_version=str(about.get("app_version", ""))[:LONGEST_TEXT],
     )
 
 

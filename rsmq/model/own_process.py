@@ -14,9 +14,11 @@ from rsmq.model.words import installed
 STATM: Final = Path("/proc/self/statm")
 
 
-def about_process() -> dict[str, Any]:
-    """Where it runs, since when (ms since 1970), and with which version of rsmq: one look, when it begins to work."""
-    return {"host": platform.node(), "pid": os.getpid(), "version": own_version(), "started_ms": now_ms()}
+def about_process(app_version: str | None) -> dict[str, Any]:
+    """Where it runs, since when (ms since 1970), and with which version of rsmq and, if that is known, of its service:
+    one look, when it begins to work."""
+    about = {"host": platform.node(), "pid": os.getpid(), "version": own_version(), "started_ms": now_ms()}
+    return about if app_version is None else about | {"app_version": app_version}
 
 
 @cache

@@ -58,6 +58,7 @@ class Overrides(TypedDict, total=False):
     inbox_limit: int
     inbox_poll: Duration
     log_names: Literal["whole", "short"]
+    app_version: str | None
     metrics: str | None
     stall_limit: Duration
     preflight: Literal["refuse", "warn"]
@@ -225,6 +226,11 @@ class Settings:
         core_schema.literal_schema(["whole", "short"]),
         "How the log shows keys, tenants, devices and names of limits: they may be personal data. "
         "`short`: two characters and four digits of a hash.",
+    )
+    app_version: str | None = setting(
+        None,
+        core_schema.str_schema(min_length=1, max_length=60),
+        "The version of your service, such as a tag: shown with its processes, and in charts where these began.",
     )
     metrics: str | None = setting(
         None,

@@ -43,6 +43,9 @@ async def bill(order: dict) -> None:
 KEYS = ",".join(f"{key_id}={b64encode(key_id.encode() * 16).decode()}" for key_id in ("k7", "k6"))
 """What the dashboard reads encrypted payloads with, and writes copies of them."""
 
+APP_VERSION = "2.4.1"
+"""Of the service whose worker runs."""
+
 Start = Callable[..., Running]
 Feed = Callable[..., None]
 
@@ -53,7 +56,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory, server_url: str) -> Cli:
     directory: Path = tmp_path_factory.mktemp("dashboard")
     (directory / "app.py").write_text(MODULE)
     prefix = "rsmq" if SCREENSHOTS else f"t{uuid.uuid4().hex[:12]}"
-    return Cli(directory, {"RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, "RSMQ_KEYS": KEYS})
+    told = {"RSMQ_KEYS": KEYS, "RSMQ_APP_VERSION": APP_VERSION}
+    return Cli(directory, {"RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, **told})
 
 
 @pytest.fixture(scope="module")

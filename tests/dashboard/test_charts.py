@@ -21,12 +21,19 @@ AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 def told(failed: int, retried: int = 0, started: datetime | None = None) -> MemberState:
     """The member after so many failures."""
-    return replace(MEMBER, calls=CallCounts(failed=failed, retried=retried), process=ProcessState(started=started))
+    process = ProcessState(started=started, version="0.1.0", app_version="2.4.1")
+    return replace(MEMBER, calls=CallCounts(failed=failed, retried=retried), process=process)
 
 
 def board(failed: int, retried: int = 0, started: datetime | None = None) -> Board:
     """A board a minute after one without failures."""
     return compare(snapshot(0, member=told(0)), snapshot(60, member=told(failed, retried, started)))
+
+
+def test_release_is_the_version_of_the_service_or_of_rsmq() -> None:
+    """What a process says of itself, as far as it does."""
+    known = [ProcessState(version="0.1.0", app_version="2.4.1"), ProcessState(version="0.1.0"), ProcessState()]
+    assert [each.release for each in known] == ["2.4.1", "rsmq 0.1.0", ""]
 
 
 def stored(*parts: object) -> list[bytes]:
@@ -65,8 +72,11 @@ def test_minute_keeps_failures_and_starts() -> None:
     assert (made.total("failed", {"orders"}), made.total("retried", {"orders"}, "billing")) == (1.0, 0.5)
     assert (made.started({"orders"}), made.started({"orders"}, "other"), made.started({"x"})) == (1, 0, 0)
     assert sample_of(AT, board(0, 0, AT - timedelta(minutes=2))).starts == {}
-    again = read(b"1-0", stored(made.topics, made.groups, made.starts))
-    assert (again.groups, again.starts) == (made.groups, made.starts)
+    assert (made.released({"orders"}), made.released({"x"})) == (["2.4.1"], [])
+    again = read(b"1-0", stored(made.topics, made.groups, made.starts, made.releases))
+    assert (again.groups, again.starts, again.releases) == (made.groups, made.starts, made.releases)
+    before = read(b"1-0", stored(made.topics, made.groups, made.starts))
+    assert (before.starts, before.releases) == (made.starts, {})
     older = read(b"1-0", stored({"orders": 1.0}, {"orders/billing": [1, 2, 3, 4, 5, 6]}))
     assert (older.total("settled", {"orders"}), older.total("failed", {"orders"}), older.starts) == (1, None, {})
     assert read(b"1-0", stored({}, {"orders/billing": [1]})).groups == {}
