@@ -5,7 +5,7 @@
 local function delete_settled(stream, groups, notes, parked, many, from, cut)
   local lookups = 0
   for _, most in pairs(many) do lookups = lookups + most + 1 end
-  local page_size = math.max(1, math.floor(10000 / (10 + lookups))) -- a few ms
+  local page_size = math.max(1, math.floor(5000 / (5 + lookups))) -- a few ms
   local function is_waiting(id)
     if parked[id] then return true end
     for retry, most in pairs(many) do
