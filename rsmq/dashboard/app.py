@@ -27,6 +27,7 @@ from rsmq.control.audit import Audit
 from rsmq.dashboard import connection, dead_letter, device, message, overview, process, publishing, schedule, search
 from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.actions import Action, ActionForm, prepare
+from rsmq.dashboard.client_rates import WatchedClients
 from rsmq.dashboard.history import HistorySampler
 from rsmq.dashboard.html import Html, Live, button, hidden, tag
 from rsmq.dashboard.page import Page, Room, Visit, failure, frame
@@ -39,6 +40,7 @@ from rsmq.model.extension import Extension, extensions
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import Beside
 from rsmq.model.settings import Settings
+from rsmq.persistence.mqtt_traces import MqttTraces
 from rsmq.producer import Producer
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.embedded.server import server_for
@@ -129,12 +131,14 @@ class Dashboard:
             self._inspector = Inspector(client, keys, settings)
             queries, history = Queries(client, keys, settings), HistorySampler(client, keys, self._inspector)
             producer = Producer(client, keys, settings, queries.topics)
+            rates = WatchedClients(MqttTraces(client, keys))
 
             async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
                 async with anyio.create_task_group() as self._tasks:
                     await self._tasks.start(queries.poller.run)
                     await self._tasks.start(history.run)
                     await self._tasks.start(producer.run)
+                    await self._tasks.start(rates.run)
                     task_status.started()
 
             async with Beside(run):
@@ -142,7 +146,7 @@ class Dashboard:
                     WaitingMessages(client, keys, settings, queries.encoding),
                     tuple(each.name for each in self._added),
                 )
-                self._room = Room(queries, waiting, history, Audit(client, keys), producer, names)
+                self._room = Room(queries, waiting, history, Audit(client, keys), producer, rates, names)
                 yield
                 self._room = None
 

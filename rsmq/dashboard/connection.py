@@ -6,13 +6,16 @@ All of it is read from the server: the gateways themselves are not asked, and th
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Final
 
-from rsmq.dashboard.html import Row, about, link, table, tag, text_field
+from rsmq.dashboard.client_rates import ClientRate
+from rsmq.dashboard.html import Html, Row, about, link, table, tag, text_field
 from rsmq.dashboard.page import Page, Visit
 from rsmq.dashboard.queries import MOST_DEVICES, MOST_SCANNED, PREVIEW, PageNotFound, as_text
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.text import timestamp
-from rsmq.model.words import count, duration, number
+from rsmq.model.clock import monotonic
+from rsmq.model.words import count, duration, number, size
 from rsmq.persistence.mqtt_clients import MqttClient, MqttConnection, MqttGateway
 from rsmq.persistence.retained_messages import some_retained
 
@@ -105,12 +108,34 @@ async def connection(visit: Visit, name: str) -> Page:
     return Page(
         f"Client {name}",
         [
-            kick, about(values), tag("h2", "Subscriptions"),
+            kick, about(values), tag("h2", "Rates"), rates(visit, found) if found.gateway else NOT_CONNECTED,
+            tag("h2", "Subscriptions"),
             table(("topic filter", "#QoS", "options"), rows, "it has no subscriptions"),
             tag("p", link("its inbox", visit.url("device", name))),
         ],
+        is_live=bool(found.gateway),
         crumbs=[("Connections", visit.url("connections"))],
     )  # fmt: skip
+
+
+def rates(visit: Visit, client: MqttClient) -> Html:
+    """What passes in a second, over the last ten: its gateway tells it while a page of the client is open."""
+    watched, now = visit.room.rates.watch(client.client_id), monotonic()
+    if watched is None:
+        return visit.live.part("rates", tag("p", "too many pages of clients are open", class_="nothing"))
+    rows = [rate_row("from the client", watched.rate(now, "in")), rate_row("to the client", watched.rate(now, "out"))]
+    trouble = tag("p", watched.trouble, class_="trouble") if watched.trouble else None
+    return visit.live.part("rates", trouble, table(("", "#packets/s", "#messages/s", "#bytes/s"), rows, ""))
+
+
+def rate_row(name: str, found: ClientRate | None) -> Row:
+    """A row of the rates; unknown in the first seconds."""
+    if found is None:
+        return Row(name, (name, "…", "…", "…"))
+    return Row(name, (name, f"{found.packets:.1f}", f"{found.messages:.1f}", size(round(found.bytes))))
+
+
+NOT_CONNECTED: Final = tag("p", "it is not connected", class_="nothing")
 
 
 def about_connection(found: MqttConnection) -> dict[str, str]:

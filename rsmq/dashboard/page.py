@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 
 from rsmq.control.audit import Audit
+from rsmq.dashboard.client_rates import WatchedClients
 from rsmq.dashboard.history import HistorySampler
 from rsmq.dashboard.html import Content, Html, Live, escaped, hidden, link, tag, text_field
 from rsmq.dashboard.queries import PageNotFound, PageRefused, Queries
@@ -38,6 +39,7 @@ class Room:
     history: HistorySampler
     audit: Audit
     producer: Producer
+    rates: WatchedClients
     added: tuple[str, ...] = ()
     """Names of the pages that other distributions add."""
 

@@ -28,6 +28,7 @@ from rsmq.cli import make_app
 from rsmq.cli.failure import exit_code
 from rsmq.control.audit import Audit
 from rsmq.dashboard import Role, Rules, Visitor, create_app
+from rsmq.dashboard.client_rates import ClientRate, WatchedClients
 from rsmq.errors import RsmqError
 from rsmq.model.settings import Settings
 from rsmq.persistence.mqtt_bans import BanKind, MqttBans
@@ -52,6 +53,44 @@ async def run(server: Server, prefix: str, *words: str) -> tuple[int, str, str]:
         return exit_code(result.exception), result.stdout, str(result.exception)
     assert result.exception is None, result.exception
     return result.exit_code, result.stdout, ""
+
+
+async def test_rates_of_a_client_are_known_while_its_page_is_open(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packets, messages and bytes in each direction; without a page its gateway is asked no more."""
+    monkeypatch.setattr("rsmq.dashboard.client_rates.PATIENCE", 0.5)
+    one = await client(5).connect(name)
+    await one.subscribe((f"{name}/#", 0))
+    async with (
+        Broker(Settings(url=server.url, prefix=fleet_prefix)) as operator, anyio.create_task_group() as tasks
+    ):  # fmt: skip
+        rates = WatchedClients(MqttTraces(operator.client, operator.keys))
+        await tasks.start(rates.run)
+
+        async def passes() -> bool:
+            watched = rates.watch(name)
+            assert watched is not None
+            await one.publish(f"{name}/x", b"x" * 50)
+            await one.message()
+            later = watched.since + 5
+            came, went = watched.rate(later, "in"), watched.rate(later, "out")
+            return came is not None and went is not None and min(came.messages, went.messages) > 0
+
+        assert rates.watch(name).rate(0, "in") is None  # type: ignore[union-attr]
+        await until(passes, "its gateway tells what passes")
+        watched = rates.watch(name)
+        assert watched is not None
+        number, ways = len(watched.passed), {each[1] for each in watched.passed}
+        assert (ways, all(each[4] > 50 * each[3] for each in watched.passed)) == ({"in", "out"}, True)
+        assert sum(each[2] for each in watched.passed) == number
+        await until(lambda: "[]" in repr(rates), "it is not watched any more")
+        tasks.cancel_scope.cancel()
+    watched.saw(watched.since + 1, {"way": "in", "packet": "PUBLISH", "bytes": 10, "left_out": 9})
+    watched.saw(watched.since + 1, {"way": "in", "packet": ["?"], "bytes": "many", "left_out": None})
+    assert watched.passed[-2][2:] == (10, 10, 100)
+    assert watched.passed[-1][2:] == (1, 0, 0)
+    assert watched.rate(watched.since + 60, "in") == ClientRate(0, 0, 0)
 
 
 async def test_clients_are_listed_shown_and_kicked(
