@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
 
-MOST_KEPT: Final = 10
-"""Failed attempts of a message that are kept: the newest."""
 PAST: Final = b"|past"
 """Behind a stream id: the field with the notes that came before the newest one."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -85,10 +84,6 @@ class FilterTree(Generic[K, V]):
             else:
                 self._walk(root, levels, 0, found)
         return found
-
-    def match_all(self, names: Iterable[str]) -> list[list[tuple[K, V]]]:
-        """The subscribers of each of several topic names: an implementation that asks the server would ask once."""
-        return [self.match(name) for name in names]
 
     def _walk(self, node: FilterLevel[K, V], levels: list[str], at: int, found: list[tuple[K, V]]) -> None:
         if node.below:

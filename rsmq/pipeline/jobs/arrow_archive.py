@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any, Final
@@ -169,8 +169,3 @@ def both(conditions: Iterable[Any]) -> Any:
         if each is not None:
             found = each if found is None else found & each
     return found
-
-
-def batches_of(rows: pa.Table, most: int) -> Iterator[pa.RecordBatch]:
-    """A table in batches of at most `most` rows."""
-    yield from rows.to_batches(max_chunksize=most)
