@@ -173,6 +173,22 @@ def _cannot_decode(needs: str, text: str) -> CannotDecode:
     return error
 
 
+class BodyUnavailable(CannotDecode):
+    """The body of a message lies in a store that does not answer. Its worker holds the message until it does."""
+
+    def __init__(self, store: str, problem: str) -> None:
+        super().__init__(f"store {store}", "")
+        self.args = (f"the payload lies in {store}, which does not answer: {problem}",)
+
+
+class LostBody(Malformed):
+    """The body of a message is in its store no more, or is another one: dead-lettered as `lost-body`."""
+
+
+class StoreUnavailable(BrokerUnavailable):
+    """The store of large bodies does not answer, so nothing is published. Publish it again later."""
+
+
 class Oversized(Malformed):
     """A stream entry beyond any publisher's limit: another client's. Its dead letter says where it is, and copies
     nothing: moving it would stall the server."""

@@ -28,7 +28,7 @@ from rsmq.handler.router import Router
 from rsmq.handler.selection import Serving
 from rsmq.handler.service import Belongs, OnRow, Service
 from rsmq.model.duration import Duration, checked_duration
-from rsmq.model.encoding import Codec, Encoding
+from rsmq.model.encoding import Codec, Encoding, Offloading
 from rsmq.model.keys import Keys
 from rsmq.model.layout import checked_bands
 from rsmq.model.message_ref import MessageRef
@@ -56,6 +56,7 @@ class Broker(Router, Publishing, Requesting, Commands):
     constructor and the decorators do not: a wrong name, option or signature raises ConfigError where it is written.
     Each message that it publishes gets `headers`; those of a call come before them. `codecs` compress and encrypt its
     payloads, and read those of others: `codecs=[Zstd(), Encrypt(Keyring.from_env("RSMQ_KEYS"))]` of `rsmq.codecs`.
+    With `offload=Offload("s3://bucket/folder")` large payloads lie in a store, and their messages say where.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         *,
         headers: Mapping[str, str] | None = None,
         codecs: Sequence[Codec] = (),
+        offload: Offloading | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
         super().__init__()
@@ -71,7 +73,8 @@ class Broker(Router, Publishing, Requesting, Commands):
         self._before_publish = list[BeforePublish]()
         self.settings = chosen_settings(settings, overrides)
         self._codecs = tuple(codecs)
-        self.encoding = Encoding(self._codecs, int(self.settings.decoded_limit))
+        self._offload = offload
+        self.encoding = Encoding(self._codecs, int(self.settings.decoded_limit), offload)
         self.keys = Keys(self.settings.prefix, database_of(self.settings.url))
         self._typed_topics: dict[str, Any] = {}
         self._lifespans: list[worker.Lifespan] = []
@@ -202,7 +205,7 @@ class Broker(Router, Publishing, Requesting, Commands):
     def _prepared_producer(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
         producer = self.make_producer(client, keys, settings, topics)
         producer.prepare = preparation(self._headers, self._before_publish)
-        producer.encoding = self.encoding or None
+        producer.encode_by(self.encoding or None)
         return producer
 
     @property
@@ -237,7 +240,7 @@ class Broker(Router, Publishing, Requesting, Commands):
 
     def _publisher(self) -> Broker:
         """A second broker for the thread of `publish_sync`, with the same settings, tracing and partitions."""
-        publisher = Broker(self.settings, headers=self._headers, codecs=self._codecs)
+        publisher = Broker(self.settings, headers=self._headers, codecs=self._codecs, offload=self._offload)
         publisher._before_publish = self._before_publish
         publisher.make_producer = self.make_producer
         user = weakref.ref(self)  # a thread that held the broker would keep it for ever

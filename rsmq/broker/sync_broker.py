@@ -19,7 +19,7 @@ from rsmq.handler.options import By, SingleOptions
 from rsmq.handler.schedule import Schedule
 from rsmq.handler.service import Service
 from rsmq.model.duration import Duration
-from rsmq.model.encoding import Codec
+from rsmq.model.encoding import Codec, Offloading
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import ManyOptions, PublishOptions
@@ -187,9 +187,10 @@ class SyncBroker(Blocking):
         *,
         headers: Mapping[str, str] | None = None,
         codecs: Sequence[Codec] = (),
+        offload: Offloading | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
-        self.asynchronous = Broker(settings, headers=headers, codecs=codecs, **overrides)
+        self.asynchronous = Broker(settings, headers=headers, codecs=codecs, offload=offload, **overrides)
         super().__init__(self.asynchronous._portal, lambda broker: broker)
 
     # -- registering ----------------------------------------------------------------------------------------------

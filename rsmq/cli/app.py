@@ -34,7 +34,8 @@ COMMANDS: Final = {
     "doctor": "rsmq.cli.doctor:doctor", "docs": "rsmq.cli.docs:docs", "exporter": "rsmq.cli.exporter:exporter",
     "bench": "rsmq.cli.bench.command:bench", "demo": "rsmq.cli.demo.command:demo",
     "topic": "rsmq.cli.topic:app", "group": "rsmq.cli.group:app", "member": "rsmq.cli.member:app",
-    "hold": "rsmq.cli.hold:app", "keys": "rsmq.cli.keys:app", "erase": "rsmq.cli.erase:erase",
+    "hold": "rsmq.cli.hold:app", "keys": "rsmq.cli.keys:app", "bodies": "rsmq.cli.bodies:app",
+    "erase": "rsmq.cli.erase:erase",
     "dlq": "rsmq.cli.dlq:app", "device": "rsmq.cli.device:app", "schedule": "rsmq.cli.schedule:app",
     "schema": "rsmq.cli.schema:app", "message": "rsmq.cli.message:app", "new": "rsmq.cli.new:new",
 }  # fmt: skip

@@ -99,7 +99,7 @@ async def connected(url: str | None) -> AsyncIterator[CommandConnection]:
     async with server_for(settings) as address, Connector(address, settings).connected() as client:
         keys = Keys(settings.prefix, database_of(settings.url))
         topics, inspector = Topics(client, keys, settings), Inspector(client, keys, settings)
-        encoding = Reading(int(settings.decoded_limit))
+        encoding = Reading(int(settings.decoded_limit), may_block=True)
         letters = DeadLetters(client, keys, encoding)
         yield CommandConnection(settings, client, keys, topics, inspector, letters, encoding)
 

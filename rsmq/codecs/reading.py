@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Final
 
 from rsmq.codecs.encrypt import Encrypt
 from rsmq.codecs.keyring import FILE, Keyring
+from rsmq.codecs.offload import Offload
 from rsmq.codecs.zstd import Zstd
 from rsmq.errors import ConfigError
 from rsmq.model.encoding import DEFAULT_LIMIT, Binding, Codec, Encoding
+
+BODIES: Final = "RSMQ_BODIES"
+"""The environment variable with the store of large payloads, for commands and jobs."""
 
 
 class Reading(Encoding):
@@ -19,19 +24,25 @@ class Reading(Encoding):
     then it raises ConfigError for keys that are wrong, and for keys without the package that uses them.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT, name: str = "RSMQ_KEYS") -> None:
+    def __init__(self, limit: int = DEFAULT_LIMIT, name: str = "RSMQ_KEYS", *, may_block: bool = False) -> None:
+        """`may_block`: also get bodies from the store that RSMQ_BODIES names."""
         super().__init__((), limit)
         self._name = name
+        self.may_block = may_block
         self._made: Encoding | None = None
 
     def undo(self, data: bytes, binding: Binding) -> bytes:
         """The payload as it was published. Raises Malformed, CannotDecode and ConfigError."""
         return self._can.undo(data, binding)
 
+    def read(self, name: str) -> bytes:
+        """A body. Raises CannotDecode without RSMQ_BODIES, ConfigError for a wrong one, LostBody, BodyUnavailable."""
+        return self._can.read(name)
+
     @property
     def _can(self) -> Encoding:
         if self._made is None:
-            self._made = Encoding(codecs_of(self._name), self.limit)
+            self._made = Encoding(codecs_of(self._name), self.limit, store_of(BODIES) if self.may_block else None)
         return self._made
 
     def like(self, names: str) -> Encoding:
@@ -41,6 +52,12 @@ class Reading(Encoding):
 
     def __repr__(self) -> str:
         return f"<Reading {self._name}{'' if self._made is None else f' {self._made!r}'}>"
+
+
+def store_of(name: str = BODIES) -> Offload | None:
+    """The store in an environment variable; None if it is not set. Raises ConfigError."""
+    found = os.environ.get(name)
+    return None if found is None else Offload(found)
 
 
 def codecs_of(name: str) -> list[Codec]:

@@ -4,7 +4,8 @@
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
 `rescheduling.py` moves a delayed or parked one; `asking.py` is what both need. `schedule_run.py` asks for a run of a
 schedule beside its ticks. `search.py` finds messages by what they hold, `erase.py` erases those of a key. `holding.py`
-holds names of groups, `ending.py` lets worker processes end, and `audit.py` notes what an operator did.
+holds names of groups, `ending.py` lets worker processes end, `bodies.py` finds which bodies in the store are needed,
+and `audit.py` notes what operators did.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rsmq.control.answer import Answer, Cancelled, Running, Settled, Unknown
+    from rsmq.control.bodies import Bodies, TopicBodies
     from rsmq.control.cancel import Cancel
     from rsmq.control.erase import Erase, Erased
     from rsmq.control.holding import GroupHold, Holding
@@ -28,7 +30,7 @@ else:
         __name__,
         {
             "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel",
-            "erase": "Erase Erased",
+            "bodies": "Bodies TopicBodies", "erase": "Erase Erased",
             "holding": "GroupHold Holding", "look": "Look",
             "rescheduling": "Reschedule", "schedules": "Schedules",
             "search": "Criteria FindState Findings Hit Search", "status": "GroupStatus MessageStatus",
@@ -37,6 +39,7 @@ else:
 
 __all__ = [
     "Answer",
+    "Bodies",
     "Cancel",
     "Cancelled",
     "Criteria",
@@ -55,5 +58,6 @@ __all__ = [
     "Schedules",
     "Search",
     "Settled",
+    "TopicBodies",
     "Unknown",
 ]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from rsmq.errors import ConfigError, Malformed, MessageError
+from rsmq.model.body import check_ref, is_outside
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
-from rsmq.model.encoding import ENC, Binding, Encoding, why_sealed
+from rsmq.model.encoding import ENC, Encoding, binding_of, why_sealed
 from rsmq.model.failed_attempt import FailedAttempt, from_field
-from rsmq.model.message import JSON, read_headers
+from rsmq.model.message import read_headers
 from rsmq.model.packing import unpack_fields
 
 PREFIX = b"dlq."
@@ -55,9 +56,11 @@ def opened(letter: DeadLetter, encoding: Encoding) -> DeadLetter:
     enc = named.get(ENC)
     if enc is None or letter.data is None:
         return letter
-    binding = Binding(named.get(b"id", b""), named.get(b"key"), named.get(b"type", JSON.encode()), enc)
     try:
-        return replace(letter, data=encoding.undo(letter.data, binding))
+        body = None
+        if encoding.may_block and is_outside(enc):
+            body = encoding.read(check_ref(named.get(b"ref"), letter.topic))
+        return replace(letter, data=encoding.undo(letter.data, binding_of(named, body)))
     except MessageError as error:
         return replace(letter, sealed=why_sealed(error, enc.decode(errors="backslashreplace")))
 

@@ -1,4 +1,4 @@
-"""Reads the payload of a message: undoes its encoding, and decodes it as its content type says. No I/O."""
+"""Reads the payload of a message: undoes its encoding, and decodes it as its content type says. No I/O but `fetch`."""
 
 from __future__ import annotations
 
@@ -45,6 +45,17 @@ class PayloadReader:
         except CannotDecode as error:
             error.subject = message
             raise
+
+    async def fetch(self, message: Message) -> None:
+        """Bring the body of a message that `is_outside`; without a store `read` says what is missing. Raises LostBody,
+        Malformed, and BodyUnavailable while the store is away."""
+        bodies = self._encoding.bodies
+        if bodies is not None:
+            try:
+                message.bring(await bodies.fetch(message.body_name))
+            except CannotDecode as error:
+                error.subject = message
+                raise
 
     def can_undo(self, message: Message) -> bool:
         """Whether the encoding of a message is undone, now or before. If not, `read` says why."""

@@ -17,7 +17,7 @@ from tenacity import RetryCallState, wait_random_exponential
 from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
-from rsmq.errors import CannotDecode, ConfigError, HandlerTimeout, Malformed
+from rsmq.errors import CannotDecode, ConfigError, HandlerTimeout, LostBody, Malformed, StoreUnavailable
 from rsmq.handler.failure import describe, exc_info, parts, text_of
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.interrupt import is_from_signal
@@ -165,12 +165,12 @@ class RetryPolicy:
         return tuple(each for each in kinds if isinstance(each, type) and issubclass(each, BaseExceptionGroup))
 
     def _is_free(self, error: BaseException, age: timedelta) -> bool:
-        """Whether an error of a message of this age is a retry that does not count."""
-        return (
-            isinstance(error, Retry)
-            and not getattr(error, "counts", True)
-            and age < checked_duration("uncounted_for", self.uncounted_for)
+        """Whether an error of a message of this age is a retry that does not count: its handler says so, or the store
+        for what it publishes is away."""
+        is_early = isinstance(error, StoreUnavailable) or (
+            isinstance(error, Retry) and not getattr(error, "counts", True)
         )
+        return is_early and age < checked_duration("uncounted_for", self.uncounted_for)
 
     def _delay(self, attempt: int, error: BaseException) -> timedelta:
         """The wait after the given failed attempt; the first attempt is 1. Never raises."""
@@ -260,6 +260,8 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
             return Ack()
         case Reject():
             return Bury(Reason.REJECTED, said_by(whole, text_of(getattr(error, "reason", error))), cause=whole)
+        case LostBody():
+            return Bury(Reason.LOST_BODY, said_by(whole, text_of(error)), cause=whole)
         case Malformed():
             return Bury(Reason.MALFORMED, said_by(whole, text_of(error)), cause=whole)
         case CannotDecode():

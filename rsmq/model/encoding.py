@@ -7,10 +7,11 @@ from the right. The codecs themselves are in `rsmq.codecs`, which is loaded wher
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from rsmq.errors import CannotDecode, ConfigError, Malformed, MessageError, TooLarge
+from rsmq.model.body import REF, BodyFolder, check_body, is_outside, without_ref
 from rsmq.model.settings import Settings
 
 ENC: Final = b"enc"
@@ -25,12 +26,21 @@ DEFAULT_LIMIT: Final = Settings.decoded_limit
 
 class Binding(NamedTuple):
     """What an encrypted payload belongs to: moved to another message, it does not decrypt. `key` None: no ordering
-    key. `enc` is the whole field."""
+    key. `enc` is the whole field, for codecs without `ref`. `body`: what the store has, where the payload lies there.
+    """
 
     message_id: bytes
     key: bytes | None
     type: bytes
     enc: bytes
+    body: bytes | None = None
+
+
+def binding_of(named: Mapping[bytes, bytes], body: bytes | None = None) -> Binding:
+    """That of an entry with these fields, `enc` among them."""
+    return Binding(
+        named.get(b"id", b""), named.get(b"key"), named.get(b"type", b"application/json"), named[ENC], body
+    )  # fmt: skip
 
 
 @runtime_checkable
@@ -63,13 +73,40 @@ class Codec(Protocol):
         """What was encoded. Raises Malformed, also for more than `limit` bytes, and CannotDecode without its key."""
 
 
+@runtime_checkable
+class Offloading(Protocol):
+    """The store of a broker for large bodies, as far as those need it who encode and read messages."""
+
+    above: int
+    """A payload whose stored form has more bytes goes to the store."""
+    largest: int
+    """A payload with more bytes, before it is encoded, is refused."""
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store a body. Raises StoreUnavailable."""
+
+    async def fetch(self, name: str) -> bytes:
+        """A body. Raises LostBody, and BodyUnavailable while the store is away."""
+
+    def read(self, name: str) -> bytes:
+        """The same, for code that may block."""
+
+
 class Encoding:
     """The codecs of a broker, applied in order and undone from the right.
 
-    `limit`: a payload that is larger than this before it is encoded, or after it is undone, is refused.
+    `limit`: a payload that is larger than this before it is encoded, or after it is undone, is refused. `bodies`: the
+    store for large ones, which have a limit of their own.
     """
 
-    def __init__(self, codecs: Sequence[Codec] = (), limit: int = DEFAULT_LIMIT) -> None:
+    may_block = False
+    """Whether it gets bodies from their store when they are read: in commands and jobs."""
+
+    def __init__(
+        self, codecs: Sequence[Codec] = (), limit: int = DEFAULT_LIMIT, bodies: Offloading | None = None
+    ) -> None:
+        if bodies is not None and (isinstance(bodies, type) or not isinstance(bodies, Offloading)):
+            raise ConfigError(f"offload={bodies!r} is no store: write offload=Offload('s3://bucket/folder')")
         for each in codecs:
             if isinstance(each, type) or not isinstance(each, Codec):
                 raise ConfigError(
@@ -86,6 +123,7 @@ class Encoding:
         self._codecs = tuple(codecs)
         self._by_name = {each.name: each for each in codecs}
         self.limit = limit
+        self.bodies = bodies
         self.is_required = any(each.is_required for each in codecs)
         """Whether a message that is not encoded so is malformed."""
 
@@ -102,16 +140,20 @@ class Encoding:
         return found
 
     def __bool__(self) -> bool:
-        return bool(self._codecs)
+        return bool(self._codecs) or self.bodies is not None
 
     def encode(
         self, data: bytes, message_id: str, key: str | None = None, content_type: str = "application/json"
     ) -> tuple[bytes, str]:
         """What is stored for a payload, and its `enc`, which may be empty. Raises TooLarge."""
+        if self._codecs and len(data) > self.limit:
+            raise TooLarge(len(data), self.limit, "RSMQ_DECODED_LIMIT")
+        return self._sealed(data, message_id, key, content_type)
+
+    def _sealed(self, data: bytes, message_id: str, key: str | None, content_type: str) -> tuple[bytes, str]:
+        """`encode` without a limit."""
         if not self._codecs:
             return data, ""
-        if len(data) > self.limit:
-            raise TooLarge(len(data), self.limit, "RSMQ_DECODED_LIMIT")
         words, ciphers = list[str](), list[Codec]()
         for each in self._codecs:
             if each.step == "encrypt":
@@ -127,16 +169,47 @@ class Encoding:
         return data, enc
 
     def extend(
-        self, data: bytes, message_id: str, key: str | None, content_type: str, extra: Sequence[str] = ()
+        self,
+        data: bytes,
+        message_id: str,
+        key: str | None,
+        content_type: str,
+        extra: Sequence[str] = (),
+        folder: BodyFolder | None = None,
     ) -> tuple[bytes, tuple[str, ...]]:
-        """What is stored for a payload, and the further fields of its entry, with `enc` if there is one."""
-        data, enc = self.encode(data, message_id, key, content_type)
+        """What is stored for a payload, and the further fields of its entry, with `enc` if there is one.
+
+        `folder`: takes the body if it is large; without it a large one is refused by the limits of the others.
+        """
+        if folder is None:
+            data, enc = self.encode(data, message_id, key, content_type)
+            return data, (*extra, "enc", enc) if enc else tuple(extra)
+        size = len(data)
+        if size > max(folder.largest, self.limit):
+            raise TooLarge(size, folder.largest, "the option `largest` of Offload")
+        data, enc = self._sealed(data, message_id, key, content_type)
+        if len(data) > folder.above or size > self.limit:
+            body = folder.take(message_id, data)
+            return body.digest, (*extra, "enc", f"{enc};{REF}" if enc else REF, REF, body.name)
         return data, (*extra, "enc", enc) if enc else tuple(extra)
+
+    def read(self, name: str) -> bytes:
+        """A body from the store. Raises CannotDecode without one, LostBody, and BodyUnavailable."""
+        if self.bodies is None:
+            raise CannotDecode(STORE, NO_STORE)
+        return self.bodies.read(name)
 
     def undo(self, data: bytes, binding: Binding) -> bytes:
         """The payload as it was published. Raises Malformed, and CannotDecode for what this process has no key, or no
         codec, for."""
-        words = words_of(binding.enc)
+        limit = self.limit
+        if is_outside(binding.enc):
+            if binding.body is None:
+                raise CannotDecode(STORE, NO_STORE)
+            check_body(binding.body, data, binding.message_id)
+            data, binding = binding.body, binding._replace(enc=without_ref(binding.enc), body=None)
+            limit = limit if self.bodies is None else max(limit, self.bodies.largest)
+        words = words_of(binding.enc) if binding.enc else []
         if self.is_required and not any(
             each.is_required and each.name == name for each in self._codecs for name, _ in words
         ):
@@ -146,9 +219,9 @@ class Encoding:
             if codec is None:
                 needs = f"key {argument}" if argument else f"coding {name}"
                 raise CannotDecode(needs, f"give its broker codecs=[...] with one that reads {name!r}")
-            data = codec.undo(data, argument, binding, self.limit)
-        if len(data) > self.limit:
-            raise Malformed(f"the payload has more than {self.limit} bytes when it is decoded (RSMQ_DECODED_LIMIT)")
+            data = codec.undo(data, argument, binding, limit)
+        if len(data) > limit:
+            raise Malformed(f"the payload has more than {limit} bytes when it is decoded (RSMQ_DECODED_LIMIT)")
         return data
 
     def __repr__(self) -> str:
@@ -156,6 +229,8 @@ class Encoding:
 
 
 NOT_ENCRYPTED: Final = "the message is not encrypted, and its broker has Encrypt(required=True)"
+STORE: Final = "store of bodies"
+NO_STORE: Final = "give its broker offload=Offload(...)"
 NO_CODECS: Final = Encoding()
 """Of a process without codecs: it writes payloads as they are, and holds what is encoded."""
 
@@ -183,6 +258,8 @@ def why_sealed(error: MessageError, enc: str) -> str:
     if not isinstance(error, CannotDecode):
         return f"unreadable: {error}"
     key = key_of(enc.encode())
+    if error.needs.startswith("store"):
+        return f"in the store of bodies ({enc})"
     return f"encrypted ({key})" if key else f"encoded ({enc})"
 
 

@@ -89,6 +89,15 @@ class Keys:
         """Hash: partitions, limits, retention, created_ms."""
         return f"{self.prefix}:topic:{{{topic}}}"
 
+    def bodies(self, topic: str) -> str:
+        """ZSET with TTL: since when a sweep has found no entry that names a body -> the name of the body."""
+        return f"{self.prefix}:topic:{{{topic}}}:bodies"
+
+    @property
+    def sweep(self) -> str:
+        """String with TTL: a worker has swept the store of bodies lately."""
+        return f"{self.prefix}:sweep"
+
     def stream(self, topic: str, partition: int) -> str:
         """Stream: one partition."""
         return f"{self.prefix}:{{{topic}.{partition}}}"

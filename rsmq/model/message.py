@@ -19,8 +19,9 @@ from anyio import from_thread
 from pydantic_core import to_json
 
 from rsmq.errors import ConfigError, Malformed, MessageError, NotJson, Oversized
+from rsmq.model.body import check_ref, is_outside
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
-from rsmq.model.encoding import ENC, Binding, Encoding, why_sealed
+from rsmq.model.encoding import ENC, Encoding, binding_of, why_sealed
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.formats import ENCODERS, format_of
@@ -140,8 +141,8 @@ class Message:
     """
 
     __slots__ = (
-        "_entry", "_id", "_key", "addressee", "attempt", "data", "encoding", "entry_id", "expires_ms", "is_encoded",
-        "is_plain", "is_redelivered", "is_suspect", "origin", "payload", "routing_key",
+        "_body", "_entry", "_id", "_key", "addressee", "attempt", "data", "encoding", "entry_id", "expires_ms",
+        "is_encoded", "is_plain", "is_redelivered", "is_suspect", "origin", "payload", "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
@@ -203,6 +204,7 @@ class Message:
         self.routing_key = self._key
         self.addressee = fields.get(b"group")
         self.is_encoded = ENC in fields
+        self._body: bytes | None = None
         self.encoding = fields[ENC].decode(errors="backslashreplace") if self.is_encoded else None
         self.expires_ms = expiry_of(fields, stored_ms(self)) if EXPIRES in fields else None
         size = sum(map(len, entry))
@@ -221,10 +223,25 @@ class Message:
     def undo(self, encoding: Encoding) -> None:
         """Make `data` what was published. Raises Malformed, and CannotDecode where a key or a codec is missing."""
         if not self.is_plain and self.is_encoded:
-            fields = self._fields
-            binding = Binding(self._id or b"", self._key, fields.get(b"type", JSON.encode()), fields[ENC])
-            self.data = encoding.undo(self.data, binding)
+            if self._body is None and encoding.may_block and self.is_outside:
+                self.bring(encoding.read(self.body_name))
+            self.data = encoding.undo(self.data, binding_of(self._fields, self._body))
+            self._body = None
             self.is_encoded = False
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether `data` is the digest of a body that lies in a store, and has yet to be brought."""
+        return not self.is_plain and self.is_encoded and self._body is None and is_outside(self._fields[ENC])
+
+    @property
+    def body_name(self) -> str:
+        """The name of its body in the store, where `is_outside`. Raises Malformed for what is none of its topic."""
+        return check_ref(self._fields.get(b"ref"), self.topic)
+
+    def bring(self, body: bytes) -> None:
+        """Its body, from the store. `undo` checks it."""
+        self._body = body
 
     def open(self, encoding: Encoding) -> str:
         """`undo`, if that is possible. Returns why not, such as `encrypted (k7)`; empty where `data` is readable."""
@@ -258,6 +275,8 @@ class Message:
         fields = self._fields
         headers = read_headers(fields[b"h"]) if b"h" in fields else {}
         own = KNOWN_FIELDS if self.expires_ms is None else KNOWN_FIELDS | EXPIRY_FIELDS
+        if self.encoding is not None and is_outside(fields[ENC]):
+            own = own | {b"ref"}
         for name in fields.keys() - own:
             headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
         return headers
@@ -374,14 +393,17 @@ class Message:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""
-        fields = self._fields
+        fields, state = self._fields, {"payload": self.payload}
         if not self.is_plain and self.encoding is not None and not self.is_encoded:
-            fields[b"data"] = self.data
-            del fields[ENC]
+            if is_outside(fields[ENC]):  # it may be larger than an entry
+                state |= {"data": self.data, "is_encoded": False}
+            else:
+                fields[b"data"] = self.data
+                del fields[ENC]
         entry = [part for pair in fields.items() for part in pair]
         about = (self.fence, self.run, self.origin.max_attempts, self.origin.deployment, self.band)
         origin = MessageOrigin(self.topic, self.partition, self.group, *about)
-        return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
+        return Message, (origin, self.entry_id, entry, self.attempt), (None, state)
 
     def __repr__(self) -> str:
         key = None if self.key is None else name_in_log(self.key)

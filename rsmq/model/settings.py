@@ -72,8 +72,8 @@ SERVICE_LINK: Final = re.compile(
 )
 """What Kubernetes and Docker set in each container beside a service called `rsmq` or `rsmq-...`: no setting of ours."""
 ADDRESS: Final = re.compile(r"(rediss?|unix|valkeys?)(\+\w+)?://", re.IGNORECASE)
-READ_ELSEWHERE: Final = ("RSMQ_KEYS", "RSMQ_KEYS_FILE")
-"""Keys of `rsmq.codecs`: secrets are not kept in settings."""
+READ_ELSEWHERE: Final = ("RSMQ_KEYS", "RSMQ_KEYS_FILE", "RSMQ_BODIES")
+"""Keys of `rsmq.codecs`: secrets are not kept in settings. And the store of large payloads, for commands."""
 _ignored: set[str] = set()
 """Names that were logged: an application may make many brokers."""
 LONGEST = timedelta(days=36_500)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from rsmq.model.body import Body
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
@@ -32,7 +33,7 @@ class OwnKey:
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
     """One output, encoded. `due`: empty, or when it is to be delivered (see `due_time`). `is_once`: its id was given,
-    so it is stored once within the dedup window."""
+    so it is stored once within the dedup window. `body`: where the payload lies in a store, what was put there."""
 
     target: Topic
     partition: int
@@ -43,6 +44,11 @@ class Output:
     is_once: bool
     own: OwnKey | None = None
     encoding: Encoding = NO_CODECS
+    body: Body | None = None
+
+    def with_body(self, body: Body) -> Output:
+        """The same with its body under another name."""
+        return replace(self, fields=[*self.fields[:-1], body.name], body=body)
 
     @property
     def topic(self) -> str:
@@ -81,6 +87,8 @@ class Output:
         """The message as its handler will get it."""
         raw = [part.encode() if isinstance(part, str) else part for part in self.fields]
         message = Message(MessageOrigin(self.topic, self.partition, ""), b"0-0", raw)
+        if self.body is not None:
+            message.bring(self.body.data)
         message.undo(self.encoding)
         return message
 

@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 
 from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
+from rsmq.model.body import Body, BodyFolder
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.encoded_message import EncodedMessage
@@ -36,6 +37,7 @@ from rsmq.model.publish_options import (
 from rsmq.model.settings import Settings
 from rsmq.model.unique import OnConflict, Unique, Until
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, EntryEncoder, Once, Waiter
+from rsmq.producer.bodies import BodyWriter
 from rsmq.producer.claims import Claim, Claims
 from rsmq.producer.in_doubt import InDoubtMessages
 from rsmq.producer.output import Output
@@ -111,8 +113,16 @@ class Producer:
         self._new_id = new_message_id
         self.prepare: Preparation | None = None
         """Completes or refuses each message before it is encoded: see `Broker.before_publish`."""
-        self.encoding = encoding
+        self.encoding: Encoding | None = None
         """Compresses and encrypts payloads; None: they are stored as they are."""
+        self._bodies: BodyWriter | None = None
+        self.encode_by(encoding)
+
+    def encode_by(self, encoding: Encoding | None) -> None:
+        """Before it is used: the codecs, and the store for large payloads."""
+        self.encoding = encoding
+        bodies = None if encoding is None else encoding.bodies
+        self._bodies = None if bodies is None else BodyWriter(bodies, self._client, self._keys, self._limit)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Send messages until cancelled. Calls still waiting then raise BrokerUnavailable or PublishUnknown."""
@@ -198,9 +208,12 @@ class Producer:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
         due = due_time(delay, at) if is_delayed else ""
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
-        identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra)
+        folder = None if self._bodies is None else await self._bodies.folder(topic)
+        identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra, folder)
         block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
+        if folder is not None and self._bodies is not None:
+            await self._bodies.put_in_turn(topic, key, folder.bodies)
         if name is not None:
             entry = Claim(entry, name, due, message_id is None or len(target.numbers) == 1)
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
@@ -211,6 +224,8 @@ class Producer:
         batch.add(identity, entry, size)
         batch.waiters.append(waiter)
         await waiter
+        if folder is not None and self._bodies is not None:
+            await self._bodies.keep(folder.bodies)
         if name is not None:
             return claimed(entry, identity, batch, key)
         ref = MessageRef(identity)
@@ -241,11 +256,30 @@ class Producer:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
         due = due_time(delay, at)
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
-        identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
+        folder = None if self._bodies is None else await self._bodies.folder(topic)
+        identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra, folder)
         block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
         encoding = self.encoding or NO_CODECS
-        return Output(target, partition, identity, fields, size, due, message_id is not None, encoding=encoding)
+        body = await self._stored_body(folder)
+        return Output(
+            target, partition, identity, fields, size, due, message_id is not None, encoding=encoding, body=body
+        )  # fmt: skip
+
+    async def _stored_body(self, folder: BodyFolder | None) -> Body | None:
+        """The body of the one message that was encoded with this folder, in its store. Raises StoreUnavailable."""
+        if folder is None or self._bodies is None or not folder.bodies:
+            return None
+        await self._bodies.put(folder.bodies)
+        return folder.bodies[0]
+
+    async def refreshed(self, output: Output) -> Output | None:
+        """The output under a new name of its body, if that was put so long ago that no entry may name it any more.
+        Raises StoreUnavailable."""
+        if output.body is None or self._bodies is None:
+            return None
+        body = await self._bodies.renewed(output.body)
+        return None if body is None else output.with_body(body)
 
     async def claim(self, message: EncodedMessage, name: Unique) -> MessageRef:
         """Store a message with a unique name as `publish` does, and return its ref."""
@@ -272,17 +306,20 @@ class Producer:
         key, data, kind = message.key, message.data, message.type
         if payload:
             data, kind = encode_payload(*payload)
-            check_size(data, key, None, self._limit)
+            if self._bodies is None:
+                check_size(data, key, None, self._limit)
         if self.prepare is not None:
             shown = payload[0] if payload else data if message.payload is None else message.payload
             headers = self.prepare(topic, shown, headers, key)
         identity, extra = self._new_id(), same_expiry(message)
+        folder = None if self._bodies is None else await self._bodies.folder(topic)
         if self.encoding is not None:
-            data, extra = self.encoding.extend(data, identity, key, kind, extra)
+            data, extra = self.encoding.extend(data, identity, key, kind, extra, folder)
         fields = entry_fields(data, identity, key, kind, headers, extra)
         block = target.open_block(band) if band in target.layout.bands else target.normal
         partition = block.first + partition_for(identity if key is None else key, block.count)
-        return Output(target, partition, identity, fields, sum(map(len, fields)), "", is_once=False)
+        body = await self._stored_body(folder)
+        return Output(target, partition, identity, fields, sum(map(len, fields)), "", is_once=False, body=body)
 
     def topic(self, output: Output) -> Topic:
         """The target of an output, with its present limits as far as this process knows them."""
@@ -386,9 +423,12 @@ class Producer:
         if expires is not None or on_expiry is not None:
             extra = await self._expiry(expires, on_expiry, "+0" if is_delayed else "")
         times = ItemTimes(delay, at, expires, on_expiry) if is_delayed else None
-        encoded = self._encoded(topic, items, key, headers, message_id, kind.encode, extra, times)
+        folder = None if self._bodies is None else await self._bodies.folder(topic)
+        encoded = self._encoded(topic, items, key, headers, message_id, kind.encode, extra, times, folder)
         while True:
             filled = self._fill(encoded, target, block, queue, kind, batch, ids, batches)
+            if folder is not None and self._bodies is not None:
+                await self._bodies.put(folder.take_all())
             confirmed = [full.promise() for full in filled]
             for full in filled:
                 queue.open(full)
@@ -413,6 +453,7 @@ class Producer:
         encode: Encode,
         extra: Sequence[str],
         times: ItemTimes[T] | None,
+        folder: BodyFolder | None = None,
     ) -> Iterator[EncodedItem]:
         """For each item: the text that decides its partition, its id, its entry, its size, and when it is due."""
         due = ""
@@ -428,7 +469,7 @@ class Producer:
                 extra = times.expiry(due, self._clock.now_ms())
             if self.prepare is not None:
                 own = self.prepare(topic, item, own, route, delay, at, given)
-            identity, entry, size = self._encode(encode, item, route, own, given, extra)
+            identity, entry, size = self._encode(encode, item, route, own, given, extra, folder)
             yield identity if route is None else route, identity, entry, size, due
 
     def _fill(
@@ -471,12 +512,14 @@ class Producer:
         headers: Mapping[str, str] | None,
         message_id: str | None,
         extra: Sequence[str] = (),
+        folder: BodyFolder | None = None,
     ) -> tuple[str, Any, int]:
-        """The id, the entry and the size of a message. Raises for a key or headers that are not text."""
+        """The id, the entry and the size of a message. Raises for a key or headers that are not text. `folder` takes
+        its body if that is large."""
         data, content_type = encode_payload(payload)
         identity = self._new_id() if message_id is None else check_message_id(message_id)
         if self.encoding is not None:
-            data, extra = self.encoding.extend(data, identity, key, content_type, extra)
+            data, extra = self.encoding.extend(data, identity, key, content_type, extra, folder)
         size = check_size(data, key, headers, self._limit)
         try:
             if extra:
@@ -529,7 +572,8 @@ class Producer:
 
     def __repr__(self) -> str:
         state = "running" if self._tasks else "not running"
-        return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}>"
+        bodies = "" if self._bodies is None else f" {self._bodies!r}"
+        return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}{bodies}>"
 
 
 def claimed(claim: Claim, identity: str, batch: Batch, key: str | None) -> MessageRef:

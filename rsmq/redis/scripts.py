@@ -196,6 +196,8 @@ ERASE_ENTRIES: Final = Script("control/erase_entries")
 ERASE_NAMES: Final = Script("control/erase_names")
 SETTLE_CANCELLED: Final = Script("consumer/settle_cancelled")
 ANSWER_CANCEL: Final = Script("consumer/answer_cancel")
+FIND_BODIES: Final = Script("control/find_bodies")
+FIND_DELAYED_BODIES: Final = Script("control/find_delayed_bodies")
 FORGET_REMOVED: Final = Script("worker/forget_removed")
 FORGET_STRAY: Final = Script("worker/forget_stray")
 

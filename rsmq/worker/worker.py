@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import anyio
@@ -174,10 +175,21 @@ class Worker:
             Auditor(client, keys, self._topics, self.consumers).run,
             StrayMover(client, keys, self._topics, self.consumers).run,
             BandOpener(self._topics, self.consumers).run,
+            *self._sweeper(),
             self._added_schedules.run,
             self._monitor_leases,
             *(() if self._max_messages is None else (partial(self._count_messages, self._max_messages),)),
         ]
+
+    def _sweeper(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """The role of a broker with a store of its own class for large bodies."""
+        if self._encoding.bodies is None:
+            return []
+        role: Callable[[], Coroutine[Any, Any, None]]
+        role = import_module("rsmq.worker.body_sweeper").BodySweeper(
+            self._client, self._keys, self._topics, self._encoding.bodies
+        ).run  # fmt: skip
+        return [role]
 
     def _partitions(self) -> list[tuple[str, int]]:
         return sorted({(lane.topic, lane.partition) for each in self.consumers for lane in each.lanes.values()})

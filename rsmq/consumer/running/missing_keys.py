@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from rsmq.errors import CannotDecode
+from rsmq.errors import BodyUnavailable, CannotDecode
 from rsmq.handler.retry import Park
 from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
@@ -46,7 +46,8 @@ class MissingKeys:
         self._throttled = ThrottledLog(log)
 
     def wait(self, error: CannotDecode) -> Park | None:
-        """How long a message waits for its key. None: no longer, it becomes a dead letter."""
+        """How long a message waits for its key. None: no longer, it becomes a dead letter. For a store that is away
+        it waits for as long as that takes."""
         now, known = monotonic(), self._missing.get(error.needs)
         name = error.needs if known is not None or len(self._missing) < MOST_NAMES else OTHERS
         missing = self._missing.get(name)
@@ -54,6 +55,9 @@ class MissingKeys:
             missing = self._missing[name] = Missing(now, now)
         missing.last = now
         waited = timedelta(seconds=now - missing.since)
+        if isinstance(error, BodyUnavailable):
+            self._throttled.warn(f"{self._name}: messages wait for the {name}", error)
+            return Park(max(SHORTEST, min(LONGEST, waited / 4)), is_counted=False)
         left = self._patience - waited
         if left <= timedelta(0):
             return None

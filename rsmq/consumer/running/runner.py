@@ -173,6 +173,8 @@ class Runner(Pool):
                         if message.is_plain or not (message.is_encoded or has_more):
                             message.payload = decode(message.data)
                         else:
+                            if message.is_outside:
+                                await self.fetch(message, lane)
                             message.payload = reader.read(message)
                         rest = call(message)
                     if (result := await rest) is not None:
@@ -230,6 +232,8 @@ class Runner(Pool):
     async def _charge(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:
         """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
         rate = self.queue.message_rate
+        if message.is_outside:
+            await self.reader.fetch(message)
         if not message.is_plain and message.is_encoded and not self.reader.can_undo(message):
             return monotonic() < lane.lease.deadline  # it does not start: to read it raises why
         try:
@@ -242,6 +246,14 @@ class Runner(Pool):
             await rate.starts_late(message, lane)
         task_slot.start(monotonic())
         return is_ours and task_slot.started < lane.lease.deadline
+
+    async def fetch(self, message: Message, lane: Lane) -> None:
+        """Bring the body of a message from its store. Raises what `PayloadReader.fetch` raises, and Abandoned if the
+        lease has ended meanwhile: nothing may start then."""
+        await self.reader.fetch(message)
+        if monotonic() >= lane.lease.deadline:
+            lane.lease.lose()  # or later messages would overtake this one
+            raise Abandoned("lost")
 
     async def start(self, message: Message, lane: Lane) -> bool:
         """Charge a redelivered message. False: it does not start. One that is to be cancelled is settled so."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final
 
+from rsmq.consumer.running.conclusion import Abandoned
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import CannotDecode, Malformed
@@ -14,6 +15,7 @@ from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.middleware import Call
 from rsmq.handler.reader import PayloadReader
 from rsmq.handler.returned import is_unfinished
+from rsmq.heartbeat.lease import Lease
 from rsmq.model.call_counts import CallTimes
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
@@ -145,8 +147,11 @@ class RawCalls:
                 else:
                     called = call
                     argument = made[position]
-                    argument.payload = self._reader.read(argument)
                     next_made = next(positions, -1)
+                    if argument.is_outside:
+                        rest = self._fetch_and(argument, lease)
+                        break
+                    argument.payload = self._reader.read(argument)
             except (Malformed, CannotDecode) as error:
                 rest = raised(error)
                 break
@@ -171,6 +176,15 @@ class RawCalls:
             elif number == self._most:
                 self._most = min(MOST_ADMITTED, 2 * number)
         return rest, is_held
+
+    async def _fetch_and(self, message: Message, lease: Lease) -> Any:
+        """The call of a message whose body lies in a store."""
+        await self._reader.fetch(message)
+        if monotonic() >= lease.deadline:
+            lease.lose()
+            raise Abandoned("lost")
+        message.payload = self._reader.read(message)
+        return await self._call(message)
 
     def __repr__(self) -> str:
         return f"<RawCalls {self._queue!r}>"

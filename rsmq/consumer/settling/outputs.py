@@ -13,7 +13,15 @@ from rsmq.consumer.settling.output_relay import OutputRelay
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.outgoing import MessageOutputs
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, TooLarge, TopicFull
+from rsmq.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigError,
+    GroupMissing,
+    StoreUnavailable,
+    TooLarge,
+    TopicFull,
+)
 from rsmq.heartbeat.circles import standing_circle
 from rsmq.model.backoff import Backoff
 from rsmq.model.log_throttle import ThrottledLog
@@ -164,6 +172,9 @@ class Outputs:
         attempts, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while lane.lease.is_held() and attempts != most:
             attempts += 1
+            if not await self._refresh(page):
+                await asyncio.sleep(backoff.next())
+                continue
             arguments, args = self._command(lane, page)
             lane.outgoing.send([entry for _, entry in page])  # also if this is cancelled
             try:
@@ -178,6 +189,18 @@ class Outputs:
                 return await self._confirm(lane, page, reply, arguments.keys)
             await asyncio.sleep(backoff.next())
         return False
+
+    async def _refresh(self, page: Sequence[tuple[bytes, MessageOutputs]]) -> bool:
+        """Bodies that were put long before their settlement are put again. False: their store is away."""
+        try:
+            for _, entry in page:
+                for output in entry.outputs:
+                    if output.body is not None and (other := await self._producer.refreshed(output)) is not None:
+                        entry.exchange(output, other)
+        except StoreUnavailable as error:
+            self._throttled.warn("outputs wait for the store of their bodies", error)
+            return False
+        return True
 
     def _command(self, lane: Lane, page: Sequence[tuple[bytes, MessageOutputs]]) -> tuple[OutputArguments, list[Value]]:
         # on a cluster a first call may come late, after its repetition: its connection is not ended before that

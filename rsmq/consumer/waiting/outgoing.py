@@ -30,6 +30,10 @@ class MessageOutputs:
     record: Output | None = None
     follows: bool = False
 
+    def exchange(self, output: Output, other: Output) -> None:
+        """Another one in its place, such as with a new name of its body."""
+        self.outputs[self.outputs.index(output)] = other
+
     @property
     def stored(self) -> list[Output]:
         """All that the settlement stores."""

@@ -1,0 +1,269 @@
+"""The bodies of large messages that lie in a store: which are needed, and the sweep of those that are not.
+
+No entry is counted: a body is needed while an entry names it, wherever that is by now. So each way that an entry may
+go, such as a delay, a retry, a dead letter or its replay, keeps its body, and leaves none behind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from rsmq.codecs.offload import CLOCK, Offload, problem
+from rsmq.errors import LostBody, StoreUnavailable
+from rsmq.model.body import NAME
+from rsmq.model.clock import to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.layout import Block
+from rsmq.model.partition import MOST_PARTITIONS
+from rsmq.redis.client.connector import Client
+from rsmq.redis.identity import deployment_id
+from rsmq.redis.scripts import FIND_BODIES, FIND_DELAYED_BODIES
+from rsmq.redis.streams import ask_all, group_names
+from rsmq.redis.topics import Topics
+
+log = logging.getLogger("rsmq.bodies")
+
+GRACE: Final = timedelta(hours=1)
+"""How long no entry may have named a body before it is deleted: a failover that loses a moment brings entries back."""
+PAGE: Final = 100
+"""Entries of a stream that one call reads."""
+MOST_PASSES: Final = 50
+MOST_LOST: Final = 100
+"""Names without a body that are looked for one by one, and listed."""
+KEPT_MS: Final = 30 * 86_400_000
+"""For how long it is remembered that nothing names a body, after the last sweep."""
+
+
+@dataclass(slots=True)
+class TopicBodies:
+    """The bodies of one topic: how many there are with how many bytes, and how many of them entries name.
+
+    `unnamed`: of the others, those that are old enough to be deleted once nothing has named them for an hour;
+    `removed`: deleted by this sweep; `lost`: names in entries, without a body, at most 100.
+    """
+
+    topic: str
+    bodies: int = 0
+    size: int = 0
+    named: int = 0
+    unnamed: int = 0
+    removed: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Listing:
+    """What the store has of a topic: all names, and those that were put long enough ago."""
+
+    names: set[str] = field(default_factory=set)
+    old: set[str] = field(default_factory=set)
+    size: int = 0
+
+
+class Bodies:
+    """The bodies of one server and prefix. Every method is safe beside publishers, workers and other sweeps."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        topics: Topics,
+        offload: Offload,
+        *,
+        keep: timedelta | None = None,
+        grace: timedelta = GRACE,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._topics = topics
+        self._offload = offload
+        self._keep = offload.keep if keep is None else keep
+        self._grace = grace
+
+    async def status(self) -> list[TopicBodies]:
+        """The bodies of all topics. Reads all that is stored of topics that have some, and changes nothing."""
+        return [await self._look(topic, found) for topic, found in await self._list(await self._deployment())]
+
+    async def sweep(self) -> list[TopicBodies]:
+        """Delete the bodies that no entry has named for an hour, and that were put at least `keep` ago.
+
+        Each needs two sweeps: the first notes that nothing names it. Raises StoreUnavailable and BrokerError; then
+        what was deleted was not needed.
+        """
+        deployment, done = await self._deployment(), list[TopicBodies]()
+        for topic, found in await self._list(deployment):
+            state = TopicBodies(topic, len(found.names), found.size)
+            if found.old:
+                named = await self.named(deployment, topic)
+                state.removed = await self._remove(topic, found, named)
+                state.named = len(found.names & named)
+                state.unnamed = len(found.old - named) - state.removed
+            done.append(state)
+        return done
+
+    async def named(self, deployment: str, topic: str) -> set[str]:
+        """The names that entries of a topic have: at least all that are there from the beginning to the end.
+
+        Outputs on their way come first, then what is delayed, then each partition with its dead letters, to its end at
+        one moment. An entry moves forward in this order, or within one partition. What moves to another partition is
+        copied before it is deleted, so a second pass finds it; they end when one finds nothing new.
+        """
+        folder, names = f"{deployment}/{topic}/", set[str]()
+        lasts = dict[str, str]()
+        for number_of_pass in range(MOST_PASSES):
+            before, numbers = len(names), await self._numbers(topic)
+            groups = {
+                group for number in numbers for group in await group_names(self._client, self._keys, topic, number)
+            }
+            async for found in self._pass(topic, folder, numbers, groups, lasts):
+                names.update(found)
+            if number_of_pass and len(names) == before:
+                break
+        return names
+
+    async def _pass(
+        self, topic: str, folder: str, numbers: set[int], groups: set[str], lasts: dict[str, str]
+    ) -> AsyncIterator[list[str]]:
+        """All that is stored of a topic; of streams what comes after the ids in `lasts`."""
+        keys = self._keys
+        if self._client.is_cluster:
+            for out in await self._outs():
+                async for found in self._streams([out], folder, lasts):
+                    yield found
+        for number in sorted(numbers):
+            cursor = "0"
+            while True:
+                reply = await FIND_DELAYED_BODIES(self._client, (keys.delayed(topic, number),), (folder, cursor, PAGE))
+                yield texts(reply[1])
+                cursor = reply[0].decode()
+                if cursor == "0":
+                    break
+        for number in sorted(numbers):
+            letters = [keys.dlq(topic, number, group) for group in sorted(groups)]
+            async for found in self._streams([keys.stream(topic, number), *letters], folder, lasts):
+                yield found
+
+    async def _streams(self, names: Sequence[str], folder: str, lasts: dict[str, str]) -> AsyncIterator[list[str]]:
+        """Streams of one slot, page by page, until one call has read the ends of all of them."""
+        is_more = 1
+        while is_more:
+            ids = [lasts.get(name, "0-0") for name in names]
+            is_more, reached, found = await FIND_BODIES(self._client, names, (folder, PAGE, *ids))
+            lasts |= zip(names, texts(reached), strict=True)
+            yield texts(found)
+
+    async def _numbers(self, topic: str) -> set[int]:
+        """The partitions of a topic, and others with something in them, from a time when it had more."""
+        known = await self._topics.find(topic)
+        own = set[int]() if known is None else {*known.numbers}
+        every = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in own]
+        names = [(self._keys.stream(topic, number), self._keys.delayed(topic, number)) for number in every]
+        if not self._client.is_cluster:
+            others = [name for pair in names for name in pair]
+            if not others or not await self._client.execute_command("EXISTS", *others):
+                return own
+        found = await ask_all(self._client, [("EXISTS", *pair) for pair in names])
+        return own | {number for number, there in zip(every, found, strict=True) if there}
+
+    async def _outs(self) -> list[str]:
+        """The out-streams of all topics: outputs for any topic wait in them, on a cluster."""
+        found = list[str]()
+        for name in await self._topics.names():
+            topic = await self._topics.find(name)
+            for number in () if topic is None else topic.numbers:
+                groups = await group_names(self._client, self._keys, name, number)
+                found += [self._keys.out(name, number, group) for group in groups]
+        return found
+
+    async def _remove(self, topic: str, found: Listing, named: set[str]) -> int:
+        """Note what nothing names, and delete what was noted long enough ago. The note goes last: a sweep that ends in
+        between leaves nothing."""
+        key, unnamed = self._keys.bodies(topic), sorted(found.old - named)
+        now = await self._now_ms()
+        noted = await self._client.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
+        since = {name.decode(): float(at) for name, at in zip(noted[::2], noted[1::2], strict=True)}
+        gone = [name for name in since if name in named or name not in found.names]
+        await self._forget(key, gone)
+        new = [name for name in unnamed if name not in since]
+        for first in range(0, len(new), 1000):
+            pairs = [part for name in new[first : first + 1000] for part in (now, name)]
+            await self._client.execute_command("ZADD", key, "NX", *pairs)
+        if new:
+            await self._client.execute_command("PEXPIRE", key, KEPT_MS)
+        due = [name for name in unnamed if name in since and now - since[name] >= to_ms(self._grace)]
+        for name in due:
+            await self._delete(name)
+            await self._forget(key, [name])
+        return len(due)
+
+    async def _forget(self, key: str, names: Sequence[str]) -> None:
+        for first in range(0, len(names), 1000):
+            await self._client.execute_command("ZREM", key, *names[first : first + 1000])
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self._offload.call(self._offload.store.delete, name)
+        except Exception as error:
+            raise StoreUnavailable(f"the body {name} cannot be deleted: {problem(error)}") from error
+
+    async def _look(self, topic: str, found: Listing) -> TopicBodies:
+        named = await self.named(await self._deployment(), topic)
+        state = TopicBodies(topic, len(found.names), found.size, len(found.names & named), len(found.old - named))
+        for name in sorted(named - found.names)[:MOST_LOST]:
+            if NAME.fullmatch(name):
+                try:
+                    await self._offload.fetch(name)  # it may have been put since the store was listed
+                except LostBody:
+                    state.lost.append(name)
+        return state
+
+    async def _list(self, deployment: str) -> list[tuple[str, Listing]]:
+        """What the store has of each topic, and topics of which it has nothing. Ages are by the clock of the store."""
+
+        def read() -> dict[str, Listing]:
+            found, rows = defaultdict[str, Listing](Listing), list[tuple[str, float]]()
+            now = 0.0
+            for name, put_at, size in self._offload.store.list(deployment):
+                match = NAME.fullmatch(name)
+                if name == f"{deployment}/{CLOCK}":
+                    now = put_at
+                elif match is not None:
+                    of = found[match[2]]
+                    of.names.add(name)
+                    of.size += size
+                    rows.append((name, put_at))
+            until = now - self._keep.total_seconds()
+            for name, put_at in rows:
+                if put_at <= until:
+                    found[name.split("/")[1]].old.add(name)
+            return found
+
+        await self._offload.put(f"{deployment}/{CLOCK}", b"")
+        try:
+            listed = await anyio.to_thread.run_sync(read)
+        except Exception as error:
+            raise StoreUnavailable(f"the bodies in {self._offload!r} cannot be listed: {problem(error)}") from error
+        return sorted(listed.items())
+
+    async def _deployment(self) -> str:
+        return await deployment_id(self._client, self._keys)
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self._client.execute_command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def __repr__(self) -> str:
+        return f"<Bodies under {self._keys.prefix} in {self._offload!r}>"
+
+
+def texts(values: Sequence[bytes]) -> list[str]:
+    """A reply as texts."""
+    return [value.decode(errors="replace") for value in values]

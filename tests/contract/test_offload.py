@@ -1,0 +1,322 @@
+"""Large payloads whose body lies in a store: what readers get, what waits for the store, and what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+from tenacity import wait_fixed
+
+from rsmq import Broker, Message, RetryPolicy, Settings, SyncBroker
+from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
+from rsmq.errors import StoreUnavailable, TooLarge
+from rsmq.model import body as body_module
+from tests.codecs.stores import MemoryStore
+from tests.contract.test_codecs import FORMS, register
+from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
+from tests.patience import until
+
+MakeBroker = Callable[..., Broker]
+LARGE = 40_000
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """The store of a test."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def stored(server_url: str, prefix: str, store: MemoryStore) -> MakeBroker:
+    """A broker that puts more than 10 kB into the store."""
+
+    def make(*, codecs: bool = False, offload: bool = True, **overrides: Any) -> Broker:
+        settings = Settings(url=server_url, prefix=prefix, preflight="warn", payload_limit="20kB", **overrides)
+        both = [Zstd(), Encrypt(Keyring({"k1": b"1" * 32}))] if codecs else []
+        return Broker(settings, codecs=both, offload=Offload(store, above="10kB") if offload else None)
+
+    return make
+
+
+def large(n: int, size: int = LARGE) -> dict[str, Any]:
+    """A payload that does not become smaller."""
+    return {"n": n, "x": os.urandom(size // 2).hex()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_handler_gets_a_large_payload_and_the_server_does_not(
+    stored: MakeBroker, store: MemoryStore, witness: Witness, form: str
+) -> None:
+    """In each form of a handler, each way to publish, compressed and encrypted, far above the limit of an entry."""
+    broker = stored(codecs=True)
+    register(broker, form, witness.note)
+    async with broker:
+        await broker.publish("t", {"n": 0})
+        await broker.publish("t", large(1, 5_000_000), key="a", headers={"mark": "x"})
+        await broker.publish_many("t", [{"n": 2}, large(3)], key=lambda _: "a")
+        await broker.publish("t", large(4), delay="10ms")
+        await broker.publish("t", large(5), message_id="five")
+        await broker.publish("t", large(6), **({} if form == "message" else {"unique": "six"}))
+        entries = await ask(broker, "XRANGE", broker.keys.stream("t", 0), "-", "+")
+        async with broker.running():
+            await witness.sees(range(7))
+            await settled(broker, "t")
+    assert max(len(part) for _, fields in entries for part in fields) < 1000
+    assert len(store.names) == 5
+    assert max(map(len, store.bodies.values())) > 2_500_000, "what was compressed is stored so"
+
+
+async def test_a_plain_body_is_stored_as_it_is(stored: MakeBroker, store: MemoryStore, witness: Witness) -> None:
+    """Without codecs `enc` is `ref`, the body is the payload, and `data` the digest of id and body."""
+    broker = stored()
+    register(broker, "payload", witness.note)
+    async with broker, broker.running():
+        await broker.publish("t", {"n": 1, "x": "y" * LARGE}, message_id="m1")
+        await witness.sees([1])
+        ((_, fields),) = await ask(broker, "XRANGE", broker.keys.stream("t", 0), "-", "+")
+    named = dict(zip(fields[::2], fields[1::2], strict=True))
+    (name,) = store.names
+    assert named == {b"data": body_module.digest_of(b"m1", store.bodies[name]), b"id": b"m1",
+                     b"enc": b"ref", b"ref": name.encode()}  # fmt: skip
+    assert store.bodies[name].startswith(b'{"n":1,')
+
+
+async def test_messages_of_a_key_keep_their_order_while_a_body_is_on_its_way(
+    stored: MakeBroker, store: MemoryStore
+) -> None:
+    """Small ones wait for a large one that was published before them; other keys do not."""
+    broker = stored()
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        await broker.publish("t", {"n": -1}, key="b")
+        store.gate.clear()
+        payloads = [large(0), {"n": 1}, large(2), {"n": 3}]
+        calls = [asyncio.create_task(broker.publish("t", each, key="a")) for each in payloads]
+        await broker.publish("t", {"n": 4}, key="b")
+        assert not any(call.done() for call in calls)
+        store.gate.set()
+        refs = await asyncio.gather(*calls)
+        entries = await ask(broker, "XRANGE", broker.keys.stream("t", 0), "-", "+")
+    ids = [fields[fields.index(b"id") + 1].decode() for _, fields in entries]
+    assert [each for each in ids if each in refs] == refs
+
+
+async def test_a_call_that_fails_lets_the_next_of_its_key_go_on(stored: MakeBroker, store: MemoryStore) -> None:
+    """Also one that is cancelled while it waits: the one behind it waits for the first, and all end."""
+    broker = stored()
+    async with broker:
+        store.gate.clear()
+        first = asyncio.create_task(broker.publish("t", large(0), key="a"))
+        second = asyncio.create_task(broker.publish("t", {"n": 1}, key="a"))
+        third = asyncio.create_task(broker.publish("t", {"n": 2}, key="a"))
+        await until(lambda: broker._producer is not None and "turns=1" in repr(broker._producer), "they wait")
+        second.cancel()
+        await anyio.lowlevel.checkpoint()
+        assert not third.done()
+        store.gate.set()
+        await asyncio.gather(first, third)
+        await until(lambda: "turns=0" in repr(broker._producer), "nothing is left of the turns")
+
+
+async def test_while_the_store_is_away_nothing_large_is_published(stored: MakeBroker, store: MemoryStore) -> None:
+    """The error says which store; nothing is stored. Small messages go on. One above `largest` is refused."""
+    broker = stored()
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        store.is_away = True
+        with pytest.raises(StoreUnavailable, match=r"MemoryStore.*the network is down"):
+            await broker.publish("t", large(0))
+        with pytest.raises(StoreUnavailable):
+            await broker.publish_many("t", [{"n": 1}, large(2)])
+        await broker.publish("t", {"n": 3})
+        assert await ask(broker, "XLEN", broker.keys.stream("t", 0)) == 1
+        with pytest.raises(TooLarge, match="`largest` of Offload"):
+            await broker.publish("t", b"x" * (64 * 2**20 + 1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_message_waits_while_the_store_is_away(
+    stored: MakeBroker, store: MemoryStore, witness: Witness, form: str
+) -> None:
+    """Without a patience and without an attempt, in the order of its key; others go on. Then it is handled."""
+    broker = stored(key_patience="0s")
+    register(broker, form, witness.note)
+    async with broker:
+        await broker.publish("t", large(0), key="a")
+        await broker.publish("t", {"n": 1}, key="a")
+        await broker.publish("t", {"n": 2}, key="b")
+        store.is_away = True
+        async with broker.running():
+            await witness.sees([2])
+            assert broker.worker is not None
+            (consumer,) = broker.worker.consumers
+            await until(lambda: any("MemoryStore" in each for each in consumer.missing_keys), "it says what it misses")
+            assert witness.seen == [2]
+            assert consumer.stats["buried"] == consumer.stats["retried"] == 0
+            store.is_away = False
+            await witness.sees([0, 1])
+            await settled(broker, "t")
+    assert witness.seen == [2, 0, 1]
+
+
+@pytest.mark.parametrize("form", ["message", "batch", "payloads"])
+async def test_a_body_that_is_gone_is_a_dead_letter_of_its_own_reason(
+    stored: MakeBroker, store: MemoryStore, witness: Witness, form: str
+) -> None:
+    """`lost-body`, at once, as one whose bytes are others. While the whole folder is gone, as where a disk is not
+    mounted, messages wait."""
+    broker = stored()
+    register(broker, form, witness.note)
+    async with broker:
+        for n in range(3):
+            await broker.publish("t", large(n), message_id=f"m{n}")
+        kept = dict(store.bodies)
+        store.bodies.clear()
+        async with broker.running():
+            assert broker.worker is not None
+            (consumer,) = broker.worker.consumers
+            await until(lambda: any("MemoryStore" in each for each in consumer.missing_keys), "it waits")
+            gone, changed, _ = sorted(store_names(kept))
+            store.bodies |= {name: data for name, data in kept.items() if name != gone}
+            store.bodies[changed] = b"x" + store.bodies[changed][1:]
+            await dies(broker, "t", "g", 2)
+        letters = await letters_of(broker, "t", "g")
+    assert [letter.reason for letter in letters] == ["lost-body"] * 2
+    assert {"digest differs" in letter.error for letter in letters} == {True, False}
+    assert len(witness.seen) == 1
+
+
+def store_names(bodies: dict[str, bytes]) -> list[str]:
+    """The names of bodies."""
+    return [name for name in bodies if name.count("/") == 2]
+
+
+@pytest.mark.parametrize(
+    "ref", ["../../etc/passwd", "/etc/passwd", "a/u/" + "0" * 64 + "." + "0" * 32, "a/t/" + "0" * 64, "", None]
+)
+async def test_a_reader_gets_no_other_name_from_the_store(
+    stored: MakeBroker, witness: Witness, ref: str | None
+) -> None:
+    """What anybody may XADD: a path, a body of another topic, half a name. It is malformed."""
+    broker = stored()
+    register(broker, "message", witness.note)
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        named = () if ref is None else ("ref", ref)
+        await add(broker, broker.keys.stream("t", 0), "data", b"x" * 32, "id", "m", "enc", "ref", *named)
+        async with broker.running():
+            await dies(broker, "t", "g", 1)
+        (letter,) = await letters_of(broker, "t", "g")
+    assert letter.reason == "malformed"
+    assert "field ref" in letter.error
+
+
+async def test_a_worker_without_a_store_holds_the_message_whole(stored: MakeBroker, witness: Witness) -> None:
+    """After the patience it is a dead letter, which a worker with the store can handle after a replay."""
+    without = stored(offload=False, key_patience="0s")
+    register(without, "message", witness.note)
+    async with without, stored() as publisher:
+        await publisher.topics.ensure("t", 1)
+        await publisher.publish("t", large(1))
+        async with without.running():
+            await dies(without, "t", "g", 1)
+        (letter,) = await letters_of(without, "t", "g")
+        assert (letter.reason, letter.sealed) == ("no-key", "in the store of bodies (ref)")
+        assert "offload=Offload(...)" in letter.error
+    broker = stored()
+    register(broker, "message", witness.note)
+    async with broker:
+        topic = await broker.topics.find("t")
+        assert topic is not None
+        assert await broker.dead_letters.replay(topic, "g") == 1
+        async with broker.running():
+            await witness.sees([1])
+
+
+async def test_an_output_names_a_body_that_is_fresh(
+    stored: MakeBroker, store: MemoryStore, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that runs for longer than a body may wait for its entry: it is put again, under another name."""
+    broker = stored()
+    seen = list[str]()
+
+    @broker.handler("t", group="g", partitions=1)
+    async def hand_on(payload: dict[str, Any], message: Message) -> None:
+        ref = await message.publish("u", payload)
+        assert ref.key is None
+        seen.extend(store.names)
+        if payload["n"] == 2:
+            monkeypatch.setattr(body_module, "FRESH_SECONDS", -1.0)
+
+    @broker.handler("u", group="g", partitions=1)
+    async def take(payload: dict[str, Any]) -> None:
+        monkeypatch.undo()
+        witness.note(payload["n"])
+
+    async with broker, broker.running():
+        await broker.publish("t", large(1))
+        await witness.sees([1])
+        assert len(store.names) == 2
+        await broker.publish("t", large(2))
+        await witness.sees([1, 2])
+        entries = await ask(broker, "XRANGE", broker.keys.stream("u", 0), "-", "+")
+    names = [fields[-1].decode() for _, fields in entries]
+    assert names[0] in seen, "the body of the first one was fresh"
+    assert names[1] not in seen, "that of the second one was put again"
+
+
+async def test_a_handler_that_cannot_reach_the_store_for_its_output_loses_no_attempt(
+    stored: MakeBroker, store: MemoryStore, witness: Witness
+) -> None:
+    """What it publishes is large: it is tried again until the store is back."""
+    broker = stored()
+
+    @broker.handler("t", group="g", partitions=1, retry=RetryPolicy(max_attempts=1, wait=wait_fixed(0.02)))
+    async def hand_on(payload: dict[str, Any], message: Message) -> None:
+        witness.note(message.attempt)
+        await message.publish("u", large(1))
+
+    async with broker:
+        store.is_away = True
+        await broker.publish("t", {})
+        async with broker.running():
+            await until(lambda: len(witness.seen) >= 3, "it is tried again")
+            store.is_away = False
+            await settled(broker, "t")
+        assert set(witness.seen) == {1}
+        assert await letters_of(broker, "t", "g") == []
+        assert len(store.names) == 1
+
+
+def first_bytes(payload: dict[str, Any], message: Message) -> None:
+    """A handler in a process of its own: it writes what it has got."""
+    Path(payload["path"]).write_text(f"{len(payload['x'])} {len(message.data) > LARGE} {sorted(message.headers)}")
+
+
+async def test_a_handler_in_another_process_gets_a_large_payload(stored: MakeBroker, tmp_path: Path) -> None:
+    """Larger than any entry may be."""
+    broker = stored(codecs=True)
+    broker.handler("t", group="g", execution="process", partitions=1)(first_bytes)
+    path = tmp_path / "seen"
+    async with broker, broker.running():
+        await broker.publish("t", {"path": str(path), "x": os.urandom(750_000).hex()}, headers={"mark": "x"})
+        await settled(broker, "t")
+    assert path.read_text() == "1500000 True ['mark']"
+
+
+def test_a_program_without_an_event_loop_publishes_large_payloads(
+    server_url: str, prefix: str, store: MemoryStore
+) -> None:
+    """SyncBroker, and `publish_sync` from a thread."""
+    settings = Settings(url=server_url, prefix=prefix, preflight="warn")
+    with SyncBroker(settings, offload=Offload(store, above="10kB")) as broker:
+        broker.publish("t", large(1))
+    other = Broker(settings, offload=Offload(store, above="10kB"))
+    other.publish_sync("t", large(2))
+    other._portal.close()
+    assert len(store.names) == 2
