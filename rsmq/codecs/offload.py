@@ -72,7 +72,7 @@ class Offload:
     async def put(self, name: str, data: bytes) -> None:
         """Store a body. Raises StoreUnavailable."""
         try:
-            await self.call(self._put, name, data)
+            await self.call(self.put_now, name, data)
         except Exception as error:
             raise StoreUnavailable(f"the payload cannot be put into {self._shown}: {problem(error)}") from error
 
@@ -98,7 +98,8 @@ class Offload:
         with anyio.fail_after(PATIENCE):
             return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
 
-    def _put(self, name: str, data: bytes) -> None:
+    def put_now(self, name: str, data: bytes) -> None:
+        """`put` for code that may block. Raises what the store raises."""
         folder = name.partition("/")[0]
         if folder not in self._begun:
             self.store.put(f"{folder}/{STANDING}", b"bodies of rsmq")

@@ -52,10 +52,10 @@ class Body:
 
     __slots__ = ("data", "digest", "name", "put_at", "topic")
 
-    def __init__(self, topic: str, message_id: str, data: bytes) -> None:
+    def __init__(self, topic: str, message_id: bytes, data: bytes) -> None:
         self.topic = topic
         self.data = data
-        self.digest = digest_of(message_id.encode(), data)
+        self.digest = digest_of(message_id, data)
         self.name = ""
         self.put_at = float("-inf")
 
@@ -98,7 +98,7 @@ class BodyFolder:
 
     def take(self, message_id: str, data: bytes) -> Body:
         """The body for a message; its put comes before its entry."""
-        body = Body(self.topic, message_id, data)
+        body = Body(self.topic, message_id.encode(), data)
         body.call(self.deployment)
         self.bodies.append(body)
         return body

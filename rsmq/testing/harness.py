@@ -332,6 +332,8 @@ class Harness:
             stream = self.broker.keys.stream(topic, partition)
             for entry_id, fields in await self.broker.client.execute_command("XRANGE", stream, "-", "+"):
                 message = Message(origin, entry_id, fields)
+                if message.is_outside and self.broker.encoding.bodies is not None:
+                    message.bring(await self.broker.encoding.bodies.fetch(message.body_name))
                 message.undo(self.broker.encoding)
                 message.payload = readable(message)
                 messages.append(message)

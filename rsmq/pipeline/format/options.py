@@ -21,6 +21,7 @@ from rsmq.model.keys import check_name
 from rsmq.model.layout import checked_band
 from rsmq.model.settings import Settings
 from rsmq.pipeline.format.option_reader import Bounds, OptionReader, json_object
+from rsmq.pipeline.format.payloads import DECODE, Decode
 from rsmq.redis.wire.url import check_url, has_password, redact, split_url
 
 Idempotence = Literal["none", "id", "marker", "dedupe"]
@@ -32,7 +33,7 @@ READ: Final = (
     *ACCESS, "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss",
-    "includeHeaders", "fetchSize", "group",
+    "includeHeaders", "fetchSize", "group", "decode",
 )  # fmt: skip
 WRITE: Final = (
     *ACCESS,
@@ -110,7 +111,7 @@ class ReadOptions:
     """The options of a read. Zero in `max_offsets`, `min_offsets` and `min_partitions`: not set.
 
     `columns`: what it yields. `needs_start`: there must be an entry at or after a starting time. `group`: the name by
-    which a stream is known on the server.
+    which a stream is known on the server. `decode`: what becomes of payloads that are encoded, or lie in a store.
     """
 
     access: Access
@@ -127,6 +128,7 @@ class ReadOptions:
     max_delay: timedelta = timedelta(minutes=15)
     needs_start: bool = False
     group: str | None = None
+    decode: Decode = "none"
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ def read_options(values: Mapping[str, str]) -> ReadOptions:
         max_delay=options.duration("maxTriggerDelay") or timedelta(minutes=15),
         needs_start=options.choice("startingOffsetsByTimestampStrategy", STRATEGIES) == "error",
         group=None if group is None else check_name("group", group),
+        decode=options.choice("decode", DECODE),  # type: ignore[arg-type]
     )
 
 

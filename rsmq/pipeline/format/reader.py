@@ -29,6 +29,7 @@ from rsmq.pipeline.format.offsets import (
 )
 from rsmq.pipeline.format.option_reader import Bounds
 from rsmq.pipeline.format.options import ReadOptions
+from rsmq.pipeline.format.payloads import Payloads
 from rsmq.pipeline.format.plain_errors import plain_errors, plain_rows
 from rsmq.pipeline.format.push_down import ReadWindow, read_window
 from rsmq.pipeline.format.query_group import QueryGroup
@@ -284,18 +285,32 @@ def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.R
             streams = SelectedStreams(connection, options.selection)
             cancelled = streams.cancelled(stream, partition.start, partition.end)
         builder = ColumnBuilder(*stream, options.columns, cancelled)
+        payloads = Payloads(options.decode if reads_payloads(options) else "none", stream[0], decoded_limit(connection))
         after, count = partition.start, min(FIRST_FETCH, options.fetch_size)
         while True:
             entries: list[StreamEntry] = connection.page("XRANGE", key, f"({after}", partition.end, count)
             if entries:
                 found += len(entries)
                 after = entries[-1][0].decode()
-                batch = builder.batch(entries)
-                count = next_count(len(entries), batch.nbytes, options.fetch_size)
-                yield batch
+                size = 0
+                for part in payloads.parts(entries):
+                    batch = builder.batch(part)
+                    size += batch.nbytes
+                    yield batch
+                count = next_count(len(entries), size, options.fetch_size)
             if not entries or after == partition.end:
                 break
     partition.check(found)
+
+
+def reads_payloads(options: ReadOptions) -> bool:
+    """Whether the rows have payloads."""
+    return not options.columns or not {"value", "headers"}.isdisjoint(options.columns)
+
+
+def decoded_limit(connection: TaskConnection) -> int:
+    """RSMQ_DECODED_LIMIT of this machine."""
+    return int(connection.settings.decoded_limit)
 
 
 def next_count(entries: int, size: int, most: int) -> int:

@@ -21,6 +21,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.layout import Block
 from rsmq.pipeline.format.options import WriteOptions
 from rsmq.pipeline.format.rows import bytes_column, entries_from, group_by_column, required_column, source_positions
+from rsmq.pipeline.format.task_bodies import TaskBodies
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.scripts import PUBLISH_MARKED, PUBLISH_MESSAGES, PUBLISH_UNSEEN, RESTORE_MESSAGES, Script, Value
 from rsmq.redis.topics import Topic
@@ -115,6 +116,7 @@ class TopicSink:
         self._options = options
         self._find_topic = cache(find_topic)
         self._payload_limit = int(connection.settings.payload_limit)
+        self._bodies: TaskBodies | None = None
         self._throttle = WriteRate(options.rate)
         self._batches: dict[MarkKey, PartitionBatch] = {}
         self._last_positions: dict[tuple[str, str], str] = {}
@@ -124,9 +126,11 @@ class TopicSink:
         """Add the rows of an Arrow batch, and send every partition's batch that is full."""
         if not batch.num_rows:
             return
-        largest = pc.max(pc.binary_length(batch.column("value"))).as_py()
-        if largest is not None and largest > self._payload_limit:
-            raise TooLarge(largest, self._payload_limit)
+        largest = pc.max(pc.binary_length(batch.column("value"))).as_py() or 0
+        if largest > self._payload_limit and self._bodies is None:
+            self._bodies = TaskBodies.of(self._connection)
+            if self._bodies is None:
+                raise TooLarge(largest, self._payload_limit)
         if self._options.topic is not None:
             self._put_into(self._find_topic(self._options.topic), batch)
             return
@@ -160,7 +164,9 @@ class TopicSink:
                 filling.args.append(prefixes[number])
             if self.sends_ids:
                 filling.ids.append(dedupe_id(ids, number))
-            filling.args += entry
+            filling.args += (
+                entry if self._bodies is None else self._bodies.stored(topic.name, entry, self._payload_limit)
+            )
             filling.count += 1
             if filling.count >= full:
                 self._send(filling)

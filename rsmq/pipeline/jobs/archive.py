@@ -58,12 +58,17 @@ class ArchiveOptions:
     accepts_loss: bool = False
 
     def source_options(self, store: ArchiveStore) -> dict[str, str]:
-        """The options of the read: all columns, from where the archive ends."""
-        return self.source | {
-            "includeHeaders": "true",
-            "startingOffsets": starting_offsets(store, self.name),
-            "failOnDataLoss": "false" if self.accepts_loss else "true",
-        }
+        """The options of the read: all columns, from where the archive ends. Bodies that lie in a store end with their
+        entries, so the archive has its own."""
+        return (
+            {"decode": "bodies"}
+            | self.source
+            | {
+                "includeHeaders": "true",
+                "startingOffsets": starting_offsets(store, self.name),
+                "failOnDataLoss": "false" if self.accepts_loss else "true",
+            }
+        )
 
 
 @dataclass(slots=True)
