@@ -27,8 +27,9 @@ from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
 from rsmq.handler.selection import Serving
 from rsmq.handler.service import Belongs, OnRow, Service
+from rsmq.model.body import Offloading
 from rsmq.model.duration import Duration, checked_duration
-from rsmq.model.encoding import Codec, Encoding, Offloading
+from rsmq.model.encoding import Codec, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.layout import checked_bands
 from rsmq.model.message_ref import MessageRef

@@ -18,8 +18,9 @@ from rsmq.handler.handler import Handler
 from rsmq.handler.options import By, SingleOptions
 from rsmq.handler.schedule import Schedule
 from rsmq.handler.service import Service
+from rsmq.model.body import Offloading
 from rsmq.model.duration import Duration
-from rsmq.model.encoding import Codec, Offloading
+from rsmq.model.encoding import Codec
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import ManyOptions, PublishOptions

@@ -1,7 +1,7 @@
 """Large payloads lie in a store outside of the server, and their messages say where: `Broker(offload=Offload(...))`.
 
 A folder of the file system, or whatever fsspec has a file system for, such as `s3://bucket/folder` with the package
-s3fs. When a body may be deleted is decided by `rsmq.control.bodies`, from the entries that name it.
+s3fs. When a body may be deleted is decided from the entries that name it, by the sweep of each worker.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SHORTEST_KEEP: Final = timedelta(hours=6)
 """Several times as long as a put stays fresh: what an entry is about to name is not deleted."""
 PATIENCE: Final = 30.0
 """Seconds for one call of a store."""
+FOLDERS: Final = frozenset({"memory", "ftp", "hdfs", "sftp", "smb", "webdav"})
+"""File systems of fsspec in which a folder must be there before its files."""
 MOST_CALLS: Final = 16
 """Calls of a store at once, each in a thread."""
 STANDING: Final = "store"
 """An object in the folder of each server: while it cannot be read, a body that is not found is not lost."""
-CLOCK: Final = "clock"
-"""One that a sweep puts: when the store says that was, it is now by the store's clock."""
 
 
 class Offload:
@@ -72,14 +72,14 @@ class Offload:
     async def put(self, name: str, data: bytes) -> None:
         """Store a body. Raises StoreUnavailable."""
         try:
-            await self.call(self.put_now, name, data)
+            await self._call(self.put_now, name, data)
         except Exception as error:
             raise StoreUnavailable(f"the payload cannot be put into {self._shown}: {problem(error)}") from error
 
     async def fetch(self, name: str) -> bytes:
         """A body. Raises LostBody, and BodyUnavailable while the store is away."""
         try:
-            return await self.call(self.read, name)
+            return await self._call(self.read, name)
         except TimeoutError as error:
             raise BodyUnavailable(self._shown, problem(error)) from error
 
@@ -92,7 +92,22 @@ class Offload:
         except Exception as error:
             raise BodyUnavailable(self._shown, problem(error)) from error
 
-    async def call(self, function: Callable[..., T], *args: Any) -> T:
+    async def delete(self, name: str) -> None:
+        """Delete a body, if it is there. Raises StoreUnavailable."""
+        try:
+            await self._call(self.store.delete, name)
+        except Exception as error:
+            raise StoreUnavailable(f"the body {name} cannot be deleted: {problem(error)}") from error
+
+    async def survey(self, folder: str, take: Callable[[Iterator[tuple[str, float, int]]], T]) -> T:
+        """What `take` makes, in a thread, of all names in a folder with their times and sizes. Raises
+        StoreUnavailable."""
+        try:
+            return await anyio.to_thread.run_sync(lambda: take(self.store.list(folder)), abandon_on_cancel=True)
+        except Exception as error:
+            raise StoreUnavailable(f"the bodies in {self._shown} cannot be listed: {problem(error)}") from error
+
+    async def _call(self, function: Callable[..., T], *args: Any) -> T:
         """Call something of the store in a thread. Raises TimeoutError, and what it raises."""
         limiter = self._limiters.setdefault(asyncio.get_running_loop(), anyio.CapacityLimiter(MOST_CALLS))
         with anyio.fail_after(PATIENCE):
@@ -181,11 +196,13 @@ class FsspecStore:
         except (ImportError, ValueError) as error:
             raise ConfigError(f"the store {shown(url)} cannot be used: {error}") from None
         self._url = shown(url)
+        protocols = self._system.protocol
+        self._has_folders = not FOLDERS.isdisjoint([protocols] if isinstance(protocols, str) else protocols)
 
     def put(self, name: str, data: bytes) -> None:
         """One object."""
         path = f"{self._root}/{name}"
-        if self._system.protocol in ("file", "local") or "memory" in self._system.protocol:
+        if self._has_folders:
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._system.pipe_file(path, data)
 
@@ -252,7 +269,7 @@ def _opened(store: str | os.PathLike[str] | BodyStore) -> tuple[BodyStore, str]:
     """The store, and its name for people."""
     if isinstance(store, str) and "://" in store:
         parts = urlsplit(store)
-        if parts.scheme == "file":
+        if parts.scheme in ("file", "local"):
             return FileStore(Path(unquote(parts.path))), store
         return FsspecStore(store), shown(store)
     if isinstance(store, str | os.PathLike) and os.fspath(store):

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-import anyio
-import anyio.to_thread
-
-from rsmq.codecs.offload import CLOCK, Offload, problem
-from rsmq.errors import LostBody, StoreUnavailable
-from rsmq.model.body import NAME
+from rsmq.errors import LostBody
+from rsmq.model.body import CLOCK, NAME, Offloading
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
@@ -76,7 +72,7 @@ class Bodies:
         client: Client,
         keys: Keys,
         topics: Topics,
-        offload: Offload,
+        offload: Offloading,
         *,
         keep: timedelta | None = None,
         grace: timedelta = GRACE,
@@ -200,19 +196,13 @@ class Bodies:
             await self._client.execute_command("PEXPIRE", key, KEPT_MS)
         due = [name for name in unnamed if name in since and now - since[name] >= to_ms(self._grace)]
         for name in due:
-            await self._delete(name)
+            await self._offload.delete(name)
             await self._forget(key, [name])
         return len(due)
 
     async def _forget(self, key: str, names: Sequence[str]) -> None:
         for first in range(0, len(names), 1000):
             await self._client.execute_command("ZREM", key, *names[first : first + 1000])
-
-    async def _delete(self, name: str) -> None:
-        try:
-            await self._offload.call(self._offload.store.delete, name)
-        except Exception as error:
-            raise StoreUnavailable(f"the body {name} cannot be deleted: {problem(error)}") from error
 
     async def _look(self, topic: str, found: Listing) -> TopicBodies:
         named = await self.named(await self._deployment(), topic)
@@ -228,10 +218,10 @@ class Bodies:
     async def _list(self, deployment: str) -> list[tuple[str, Listing]]:
         """What the store has of each topic, and topics of which it has nothing. Ages are by the clock of the store."""
 
-        def read() -> dict[str, Listing]:
+        def read(rows_of_store: Iterator[tuple[str, float, int]]) -> dict[str, Listing]:
             found, rows = defaultdict[str, Listing](Listing), list[tuple[str, float]]()
             now = 0.0
-            for name, put_at, size in self._offload.store.list(deployment):
+            for name, put_at, size in rows_of_store:
                 match = NAME.fullmatch(name)
                 if name == f"{deployment}/{CLOCK}":
                     now = put_at
@@ -247,10 +237,7 @@ class Bodies:
             return found
 
         await self._offload.put(f"{deployment}/{CLOCK}", b"")
-        try:
-            listed = await anyio.to_thread.run_sync(read)
-        except Exception as error:
-            raise StoreUnavailable(f"the bodies in {self._offload!r} cannot be listed: {problem(error)}") from error
+        listed = await self._offload.survey(deployment, read)
         return sorted(listed.items())
 
     async def _deployment(self) -> str:

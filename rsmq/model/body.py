@@ -9,13 +9,18 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
-from typing import Final, Protocol, runtime_checkable
+from datetime import timedelta
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from rsmq.errors import LostBody, Malformed
 from rsmq.model.clock import monotonic
 
+T = TypeVar("T")
+
+CLOCK: Final = "clock"
+"""An object that a sweep puts: when the store says that was, it is now by the store's clock."""
 REF: Final = "ref"
 """The last word of `enc` of a message whose body is in the store, and the field with its name."""
 NAME: Final = re.compile(
@@ -45,6 +50,34 @@ class BodyStore(Protocol):
     def list(self, folder: str) -> Iterator[tuple[str, float, int]]:
         """The names that begin with `folder` and a slash, each with the seconds since 1970 of its last put, by the
         clock of the store, and its size in bytes. None for a folder that is not there."""
+
+
+@runtime_checkable
+class Offloading(Protocol):
+    """The store of a broker for large payloads: `Offload` of `rsmq.codecs`."""
+
+    above: int
+    """A payload whose stored form has more bytes goes to the store."""
+    largest: int
+    """A payload with more bytes, before it is encoded, is refused."""
+    keep: timedelta
+    """How long a body is kept in any case, from its put."""
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store a body. Raises StoreUnavailable."""
+
+    async def fetch(self, name: str) -> bytes:
+        """A body. Raises LostBody, and BodyUnavailable while the store is away."""
+
+    def read(self, name: str) -> bytes:
+        """The same, for code that may block."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a body, if it is there. Raises StoreUnavailable."""
+
+    async def survey(self, folder: str, take: Callable[[Iterator[tuple[str, float, int]]], T]) -> T:
+        """What `take` makes, in a thread, of all names in a folder with their times and sizes. Raises
+        StoreUnavailable."""
 
 
 class Body:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from rsmq.errors import CannotDecode, ConfigError, Malformed, MessageError, TooLarge
-from rsmq.model.body import REF, BodyFolder, check_body, is_outside, without_ref
+from rsmq.model.body import REF, BodyFolder, Offloading, check_body, is_outside, without_ref
 from rsmq.model.settings import Settings
 
 ENC: Final = b"enc"
@@ -71,25 +71,6 @@ class Codec(Protocol):
 
     def undo(self, data: bytes, argument: str, binding: Binding, limit: int) -> bytes:
         """What was encoded. Raises Malformed, also for more than `limit` bytes, and CannotDecode without its key."""
-
-
-@runtime_checkable
-class Offloading(Protocol):
-    """The store of a broker for large bodies, as far as those need it who encode and read messages."""
-
-    above: int
-    """A payload whose stored form has more bytes goes to the store."""
-    largest: int
-    """A payload with more bytes, before it is encoded, is refused."""
-
-    async def put(self, name: str, data: bytes) -> None:
-        """Store a body. Raises StoreUnavailable."""
-
-    async def fetch(self, name: str) -> bytes:
-        """A body. Raises LostBody, and BodyUnavailable while the store is away."""
-
-    def read(self, name: str) -> bytes:
-        """The same, for code that may block."""
 
 
 class Encoding:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from rsmq.errors import LostBody
-from rsmq.model.body import Body, BodyFolder
+from rsmq.model.body import Body, BodyFolder, Offloading
 from rsmq.model.clock import monotonic
-from rsmq.model.encoding import Offloading
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
 from rsmq.redis.identity import deployment_id

@@ -10,9 +10,9 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from rsmq.codecs.offload import Offload
 from rsmq.control.bodies import Bodies
 from rsmq.errors import BrokerError, ConfigError
+from rsmq.model.body import Offloading
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.words import count
@@ -31,7 +31,7 @@ class BodySweeper:
     """Deletes bodies that no entry names. The worker that sets a key that ends after `between` sweeps; if it dies, the
     next one sweeps after that. A sweep beside another one does no harm."""
 
-    def __init__(self, client: Client, keys: Keys, topics: Topics, offload: Offload) -> None:
+    def __init__(self, client: Client, keys: Keys, topics: Topics, offload: Offloading) -> None:
         self._client = client
         self._keys = keys
         self._bodies = Bodies(client, keys, topics, offload)

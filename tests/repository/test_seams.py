@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "sql": "errors handler model redis",
     "telemetry": "broker consumer errors handler heartbeat inspector model producer redis",
     "dashboard": "codecs control dlq errors inspector model persistence producer redis",
-    "pipeline": "dlq errors inspector model persistence redis",
+    "pipeline": "codecs dlq errors inspector model persistence redis",
     "testing": "broker consumer dlq errors handler inspector model producer redis",
     "asgi": "broker errors persistence",
     "django": "broker errors handler model redis sql",

@@ -42,7 +42,7 @@ class TaskBodies:
             return entry
         if len(data) > self._offload.largest:
             raise TooLarge(len(data), self._offload.largest, "the option `largest` of Offload")
-        body = Body(topic, named.get(b"id", b""), data)
+        body = Body(topic, bytes(named.get(b"id", b"")), data)
         body.call(self._deployment)
         try:
             self._offload.put_now(body.name, data)

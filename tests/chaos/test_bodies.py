@@ -1,0 +1,86 @@
+"""SIGKILL to a publisher with a store of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rsmq import Broker, Settings
+from rsmq.codecs import Offload
+from rsmq.control import Bodies
+from tests.contract.witness import Witness, settled
+
+PUBLISHER = """
+import asyncio, os, signal, sys
+from rsmq import Broker
+from rsmq.codecs import Offload
+
+url, prefix, folder, where = sys.argv[1:]
+offload = Offload(folder, above="1kB")
+put, left = offload.store.put, [3]
+
+def dying(name, data):
+    if "/t/" in name:
+        left[0] -= 1
+        if not left[0] and where == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(name, data)
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        put(name, data)
+
+offload.store.put = dying
+
+async def main():
+    async with Broker(url, prefix=prefix, preflight="warn", offload=offload) as broker:
+        for n in range(5):
+            await broker.publish("t", {"n": n, "x": "x" * 2000}, message_id=f"m{n}")
+            print(n, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+async def test_a_publisher_that_is_killed_between_its_body_and_its_entry_leaves_nothing(
+    settings: Settings, tmp_path: Path, witness: Witness, where: str
+) -> None:
+    """What it has confirmed has a body. It publishes all again; then one sweep has no orphan and misses nothing."""
+    assert settings.url is not None
+    command = [sys.executable, "-c", PUBLISHER, settings.url, settings.prefix, str(tmp_path), where]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.split() == ["0", "1"]
+    offload = Offload(tmp_path, above="1kB")
+    broker = Broker(settings.url, prefix=settings.prefix, preflight="warn", offload=offload)
+
+    @broker.handler("t", group="g")
+    async def take(payload: dict[str, Any]) -> None:
+        witness.note(payload["n"])
+
+    async with broker:
+        bodies = Bodies(broker.client, broker.keys, broker.topics, offload, keep=timedelta(0), grace=timedelta(0))
+        for n in range(5):
+            ref = await broker.publish("t", {"n": n, "x": "x" * 2000}, message_id=f"m{n}")
+            assert (ref.is_new, ref.is_same) == ((False, True) if n < 2 else (True, True))
+        (state,) = await bodies.status()
+        assert (state.bodies, state.named, state.lost) == (7 if where == "before" else 8, 5, [])
+        await bodies.sweep()
+        assert sum(each.removed for each in await bodies.sweep()) == state.bodies - 5
+        async with broker.running():
+            await witness.sees(range(5))
+            await settled(broker, "t")
+
+
+@pytest.fixture
+def witness() -> Witness:
+    """Records the handled messages of a test."""
+    return Witness()
