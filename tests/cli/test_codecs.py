@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from rsmq import Broker, Message, Reject, Settings
-from rsmq.codecs import Encrypt, Keyring, Zstd
+from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
 from rsmq.sql import Outbox, create_tables
 from tests.cli.conftest import Cli, Running
 from tests.contract.witness import dies, letters_of
@@ -193,3 +193,33 @@ async def test_a_worker_that_is_killed_while_messages_wait_for_a_key_is_charged_
         assert await letters_of(both, "orders", "billing") == []
     assert [n for n, _ in seen if n % 2] == [1, 3, 5]
     assert {attempt for _, attempt in seen} <= {1, 2}
+
+
+async def test_commands_read_the_store_that_the_environment_names(cli: Cli, settings: Settings, tmp_path: Path) -> None:
+    """`tail` shows a large payload, or where it lies; `rsmq bodies` counts, says what is lost, and asks before it
+    sweeps."""
+    folder = tmp_path / "bodies"
+    plain = Broker(Settings(url=settings.url, prefix=settings.prefix, preflight="warn"))
+    large = Broker(plain.settings, offload=Offload(folder, above="1kB"))
+    async with large:
+        await large.publish("orders", {"n": 7, "x": "x" * 2000})
+
+    async def run(*args: str, **env: str) -> Any:
+        return await anyio.to_thread.run_sync(partial(cli, *args, **env))
+
+    tail = ("tail", "orders", "-n", "1", "--json")
+    assert '"n":7' in (await run(*tail, RSMQ_BODIES=str(folder))).stdout.replace(" ", "")
+    assert "in the store of bodies (ref)" in (await run(*tail)).stdout
+    found = await run("bodies", "status", "--json", RSMQ_BODIES=str(folder))
+    (row,) = json.loads(found.stdout)
+    assert (row["topic"], row["bodies"], row["named"], row["lost"]) == ("orders", 1, 1, [])
+    assert "which store?" in (await run("bodies", "status")).stderr
+    refused = await run("bodies", "sweep", "--store", str(folder), "--keep", "1h", "--yes")
+    assert (refused.returncode, "at least 6 hours" in refused.stderr) == (2, True)
+    swept = await run("bodies", "sweep", "--store", str(folder), "--yes")
+    assert (swept.returncode, "orders" in swept.stdout) == (0, True)
+    (body,) = folder.glob("*/orders/*")
+    body.unlink()
+    await anyio.to_thread.run_sync((body.parent / body.name.replace("a", "b")).touch)
+    lost = await run("bodies", "status", "--store", str(folder))
+    assert (lost.returncode, f"an entry names {body.parents[1].name}/orders/{body.name}" in lost.stdout) == (1, True)
