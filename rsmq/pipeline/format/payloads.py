@@ -24,7 +24,7 @@ MOST_BYTES: Final = 32 << 20
 StreamEntry = tuple[bytes, list[bytes]]
 
 
-class Payloads:
+class PayloadOpener:
     """Opens the entries of one topic. `none`: they stay as they are stored. `bodies`: what lies in a store is brought,
     and stays compressed or encrypted. `all`: payloads are what was published.
 

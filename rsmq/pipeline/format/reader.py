@@ -29,7 +29,7 @@ from rsmq.pipeline.format.offsets import (
 )
 from rsmq.pipeline.format.option_reader import Bounds
 from rsmq.pipeline.format.options import ReadOptions
-from rsmq.pipeline.format.payloads import Payloads
+from rsmq.pipeline.format.payloads import PayloadOpener
 from rsmq.pipeline.format.plain_errors import plain_errors, plain_rows
 from rsmq.pipeline.format.push_down import ReadWindow, read_window
 from rsmq.pipeline.format.query_group import QueryGroup
@@ -285,7 +285,9 @@ def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.R
             streams = SelectedStreams(connection, options.selection)
             cancelled = streams.cancelled(stream, partition.start, partition.end)
         builder = ColumnBuilder(*stream, options.columns, cancelled)
-        payloads = Payloads(options.decode if reads_payloads(options) else "none", stream[0], decoded_limit(connection))
+        payloads = PayloadOpener(
+            options.decode if reads_payloads(options) else "none", stream[0], decoded_limit(connection)
+        )
         after, count = partition.start, min(FIRST_FETCH, options.fetch_size)
         while True:
             entries: list[StreamEntry] = connection.page("XRANGE", key, f"({after}", partition.end, count)
