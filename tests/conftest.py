@@ -101,7 +101,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile what the tests start as processes. Python would do it at each start where it may not write bytecode."""
-    gc.disable()  # until all is collected, of which nothing is garbage: a fifth of the time
+    if not config.getoption("numprocesses"):  # this process collects tests, of which nothing is garbage
+        gc.disable()
     if not hasattr(config, "workerinput"):
         for folder in ("rsmq", "tests", "benchmarks"):
             compileall.compile_dir(ROOT / folder, quiet=2)
