@@ -84,12 +84,12 @@ def test_reserved_group_names() -> None:
 
 @given(st.from_regex(r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"), st.integers(0, 1023))
 def test_a_partition_is_one_slot(topic: str, partition: int) -> None:
-    """Stream, delayed, dedup, unique, marks, removed, archived, jobs, every, relayed, lease, retry, waits,
+    """Stream, delayed, dedup, unique, marks, removed, archived, jobs, every, relayed, lease, retry, waits, calls,
     errors, cancels, cancelled, dlq, handed_on and out share a tag."""
     values = {**EXAMPLE, "topic": topic, "partition": partition}
     of_partition = [m for m in methods() if "partition" in inspect.signature(getattr(Keys, m)).parameters]
     assert {tag(spell(Keys(), method, **values)) for method in of_partition} == {f"{topic}.{partition}"}
-    assert len(of_partition) == 19
+    assert len(of_partition) == 20
 
 
 def test_no_two_keys_collide() -> None:
@@ -167,6 +167,7 @@ def test_the_page_names_no_key_of_its_own() -> None:
         Keys().outboxes,
         Keys().gateways,
         Keys().bans,
+        Keys().sweep,
         Keys().broadcast,
         Keys().history,
         Keys().audit,
