@@ -9,9 +9,9 @@
 --          in it that looks like a name keeps a body, and no name is missed.
 -- USES     body_names
 local is_more, ids, found = 0, {}, {}
-for position, key in ipairs(KEYS) do
+for position = 1, #KEYS do
   local last = ARGV[2 + position]
-  local page = redis.call('XRANGE', key, '(' .. last, '+', 'COUNT', ARGV[2])
+  local page = redis.call('XRANGE', KEYS[position], '(' .. last, '+', 'COUNT', ARGV[2])
   for _, entry in ipairs(page) do
     for i = 1, #entry[2], 2 do
       local name = entry[2][i]
