@@ -183,14 +183,14 @@ class Encoding:
     def undo(self, data: bytes, binding: Binding) -> bytes:
         """The payload as it was published. Raises Malformed, and CannotDecode for what this process has no key, or no
         codec, for."""
-        limit = self.limit
+        limit, words = self.limit, words_of(binding.enc)
         if is_outside(binding.enc):
+            words.pop()  # `ref`
             if binding.body is None:
                 raise CannotDecode(STORE, NO_STORE)
             check_body(binding.body, data, binding.message_id)
             data, binding = binding.body, binding._replace(enc=without_ref(binding.enc), body=None)
             limit = limit if self.bodies is None else max(limit, self.bodies.largest)
-        words = words_of(binding.enc) if binding.enc else []
         if self.is_required and not any(
             each.is_required and each.name == name for each in self._codecs for name, _ in words
         ):
