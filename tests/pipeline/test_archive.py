@@ -37,7 +37,8 @@ def crash(*_: Any, **__: Any) -> Any:
 def test_archive_takes_each_message_once_and_then_new_ones_only(vault: Vault) -> None:
     """Two topics go in, in batches; the next run takes what came meanwhile; then there is nothing to do.
 
-    What is trimmed before it was archived is counted in the message, and the archive does not go past it in silence.
+    What was cancelled meanwhile is noted beside it. What is trimmed before it was archived is counted in the message,
+    and the archive does not go past it in silence.
     """
     vault.add("orders", range(50))
     vault.add("bills", range(100, 120))
@@ -45,7 +46,12 @@ def test_archive_takes_each_message_once_and_then_new_ones_only(vault: Vault) ->
     assert (done.messages, done.batches) == (70, 2)
     vault.add("orders", range(50, 55))
     assert vault.archive("orders", "bills").messages == 5
+    last = vault.last_id("orders", 1).decode()
+    vault.server.xgroup_create(vault.keys.stream("orders", 1), "g", "0")
+    vault.server.zadd(vault.keys.cancelled("orders", 1, "g"), {last: int(last.partition("-")[0])})
     assert vault.archive("orders", "bills").batches == 0
+    cancelled = vault.store.read(vault.store.parts(["orders", "bills"])).where("cancelled IS NOT NULL").collect()
+    assert [(row.topic, row.partition, row.offset, row.cancelled) for row in cancelled] == [("orders", 1, last, "*")]
     assert vault.archived("orders") == list(range(55))
     assert vault.archived("bills") == list(range(100, 120))
     assert [vault.position("orders", number) for number in (0, 1)] == [vault.last_id("orders", n) for n in (0, 1)]

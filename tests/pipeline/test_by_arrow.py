@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 from asyncio import to_thread
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rsmq.pipeline.format.offsets import DataLoss
 from rsmq.pipeline.jobs import archive_by_arrow as by_arrow
 from rsmq.pipeline.jobs.archive_store import ArchiveStore, Part
 from rsmq.pipeline.jobs.arrow_archive import ParquetFile
+from rsmq.pipeline.jobs.cancellations import CancellationNotes
 from rsmq.pipeline.jobs.compact import compact
 from rsmq.pipeline.jobs.engine import uses_spark
 from rsmq.pipeline.jobs.folder import ArrowFolder, exclusive
@@ -204,6 +205,44 @@ async def test_replay_moves_expiries_and_leaves_out_what_was_cancelled(light: Va
     assert age > 0
     assert abs(int(shifted[b"2"][b"expires"]) - 4_000_000_000_000 - age) < 1000
     assert not any(b"expires" in fields for fields in (await to_thread(replay, "dropped", expiry="drop")).values())
+
+
+async def test_cancellation_after_the_archive_is_noted_by_its_next_run(
+    light: Vault, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, also if a run is killed before; a replay leaves it out, and one that had begun before does not."""
+    light.server.xgroup_create(light.keys.stream("orders", 0), "g", "0", mkstream=True)
+    light.make("again", 1)
+    async with Broker(settings) as broker:
+        await broker.topics.ensure("orders", 1)
+        refs = [await broker.publish("orders", b"%d" % number) for number in range(4)]
+        light.archive_by_arrow("orders")
+        begun = light.arrow_job("orders", "begun")
+        plan = await to_thread(begun.plan)
+        monkeypatch.setattr(begun, "_publish", crash)
+        with pytest.raises(Crash):
+            begun.run(plan)
+        await broker.cancel(refs[1])
+        with monkeypatch.context() as patch:
+            patch.setattr(CancellationNotes, "note", crash)
+            with pytest.raises(Crash):
+                light.archive_by_arrow("orders")
+        assert light.archive_by_arrow("orders").batches == 0
+        light.archive_by_arrow("orders")
+        assert len(light.light.notes()) == 1
+        await broker.cancel(refs[2])
+    light.archive_by_arrow("orders")
+    rows = light.light.read(light.light.parts(["orders"]), ["offset", "cancelled"]).to_pylist()
+    assert [row["cancelled"] for row in rows] == [None, "*", "*", None]
+    job = light.arrow_job("orders", "again")
+    (share,) = (await to_thread(job.plan)).shares
+    assert (share.messages, share.cancelled) == (2, 2)
+    (share,) = (await to_thread(light.arrow_job("orders", "begun").plan)).shares
+    assert (share.messages, share.cancelled) == (4, 0)
+    compact(light.light, until=datetime.now(UTC).date() + timedelta(days=1))
+    (part,) = light.light.parts(["orders"])
+    (file,) = light.light.files_of(part)
+    assert [row["cancelled"] for row in pq.read_table(file).to_pylist()] == [None, "*", "*", None]
 
 
 def test_replay_of_a_resized_topic_keeps_the_order_of_each_key(light: Vault) -> None:

@@ -29,6 +29,7 @@ from rsmq.pipeline.format.options import read_options
 from rsmq.pipeline.format.selected_streams import is_before
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.pipeline.jobs.archive_store import DAY_MS, FOLDERS, ArchivedBatch, ArchiveStore, Ends, Gap
+from rsmq.pipeline.jobs.cancellations import CancellationNotes
 from rsmq.pipeline.jobs.folder import Folder, exclusive
 from rsmq.pipeline.jobs.hadoop_folder import HadoopFolder
 from rsmq.pipeline.jobs.spark_archive import SparkArchive
@@ -103,6 +104,7 @@ def archive(
         exclusive(store.folder.address, options.name),
         TaskConnection(read_options(options.source).access) as connection,
     ):
+        notes = CancellationNotes(store, connection, read_options(options.source).selection, options.name)
         writer = MicroBatchWriter(store, options)
         query = start_query(store, options, writer)
         newest = -1
@@ -119,7 +121,9 @@ def archive(
                         result.gaps = writer.gaps
                         publish_offsets(connection, options.name, result.offsets)
                         on_progress(result)
+                        notes.note()
                 if has_ended or is_stopping():
+                    notes.note()
                     return result
         finally:
             query.stop()

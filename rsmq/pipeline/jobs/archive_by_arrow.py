@@ -36,8 +36,9 @@ from rsmq.pipeline.jobs.archive import (
     parse_ends,
     publish_offsets,
 )
-from rsmq.pipeline.jobs.archive_store import DAY_MS, ArchivedBatch, Ends, Part
+from rsmq.pipeline.jobs.archive_store import DAY_MS, ArchivedBatch, Part
 from rsmq.pipeline.jobs.arrow_archive import SCHEMA, ArrowArchive, ParquetFile
+from rsmq.pipeline.jobs.cancellations import CancellationNotes, known_ends
 from rsmq.pipeline.jobs.folder import exclusive
 from rsmq.pipeline.spark.errors import spark_errors
 
@@ -62,7 +63,10 @@ def archive_by_arrow(
     ):
         job = ArrowArchiver(store, options)
         job.remove_leftovers()
-        publish_offsets(connection, options.name, job.known_ends(connection))  # the last run may have died before this
+        streams = SelectedStreams(connection, job.selection)
+        ends = known_ends(store.positions(options.name), streams)
+        publish_offsets(connection, options.name, ends)  # the last run may have died before this
+        notes = CancellationNotes(store, connection, job.selection, options.name)
         try:
             while True:
                 next_round = time.monotonic() + (options.every or timedelta(0)).total_seconds()
@@ -71,6 +75,7 @@ def archive_by_arrow(
                     on_progress(result)
                     if is_stopping():
                         return job.result
+                notes.note()
                 while options.every is not None and not is_stopping() and time.monotonic() < next_round:
                     time.sleep(POLL_SECONDS)
                 if options.every is None or is_stopping():
@@ -91,6 +96,7 @@ class ArrowArchiver:
         self._store, self._options = store, options
         self._query = f"arrow_{options.name}"
         self._source = replace(read_options(options.source_options(store)), columns=tuple(WITH_HEADERS.names))
+        self.selection = self._source.selection
         self.reader = StreamReader(self._source)
         self._at: dict[str, Any] | None = None
         self._number = max((each.number for each in store.batches() if each.query == self._query), default=-1) + 1
@@ -103,16 +109,6 @@ class ArrowArchiver:
             for part in self._store.parts_of_batch(self._batch, self._store.topics()):
                 self._store.folder.delete(part.path)
             self._store.folder.delete(begun)
-
-    def known_ends(self, connection: TaskConnection) -> Ends:
-        """How far the archive is, in the topics as they are now."""
-        saved = self._store.positions(self._options.name)
-        ends: Ends = {}
-        for (topic, number), epoch in SelectedStreams(connection, self._source.selection).epochs().items():
-            position = saved.positions.get((topic, number))
-            if position is not None and saved.epochs[topic] == epoch:
-                ends.setdefault(topic, {})[str(number)] = position.id
-        return ends
 
     def round(self) -> Iterator[ArchiveResult]:
         """Archive what is there now, in batches; the result after each of them."""

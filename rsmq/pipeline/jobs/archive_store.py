@@ -4,6 +4,7 @@
     <archive>/topic=orders/date=2026-05-01/batch=compact-<generation>/*.parquet  as `rsmq pipeline compact` wrote them
     <archive>/_rsmq/batches/<query>-<number>.json       the newest committed batch of a query, and so all before it
     <archive>/_rsmq/gaps/<query>-<number>.json          what a batch lacks: lost before it was archived
+    <archive>/_rsmq/cancelled/<ms>-<random>.json        what was cancelled or replaced after it was archived
     <archive>/_rsmq/days/<topic>/<date>/<generation>.json   a compaction: commits its batch, drops what it replaces
 
 Data without a record is left over from a crash: the commands do not read it. Spark and other readers of Parquet ignore
@@ -26,6 +27,7 @@ from rsmq.pipeline.jobs.folder import Folder
 
 BATCHES: Final = "_rsmq/batches"
 GAPS: Final = "_rsmq/gaps"
+CANCELLED: Final = "_rsmq/cancelled"
 DAYS: Final = "_rsmq/days"
 STAGED: Final = "_rsmq/staged"
 COMPACTED: Final = "compact"
@@ -37,6 +39,8 @@ IDENTITY: Final = ["topic", "partition", "offset"]
 
 Ends = dict[str, dict[str, str]]
 """Topic -> partition (as text, for JSON) -> the newest stream id."""
+Cancellations = dict[tuple[str, int], dict[str, str]]
+"""Topic and partition -> stream id -> the groups for which that message was cancelled, as in column `cancelled`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,9 @@ class ArchiveStore:
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
+        self.newest_note: str | None = None
+        """Later notes about cancellations are not read; None: all are."""
+        self._cancellations: Cancellations | None = None
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -194,6 +201,34 @@ class ArchiveStore:
             query, _, number = item.name.removesuffix(".json").rpartition("-")
             if item.name.endswith(".json") and query and number.isdecimal():
                 yield query, int(number)
+
+    # -- cancellations --------------------------------------------------------------------------------------------
+
+    def notes(self) -> list[str]:
+        """The names of the notes about what was cancelled after it was archived, the oldest first."""
+        names = sorted(item.name for item in self.folder.list(CANCELLED) if item.name.endswith(".json"))
+        return [name for name in names if self.newest_note is None or name <= self.newest_note]
+
+    def cancellations(self) -> Cancellations:
+        """What these notes say; a later one counts more. It is read once, for the topics in it."""
+        found: Cancellations = {}
+        for name in self.notes():
+            for topic, partitions in json.loads(self.folder.read(f"{CANCELLED}/{name}")).items():
+                for number, ids in partitions.items():
+                    found.setdefault((topic, int(number)), {}).update(ids)
+        return found
+
+    def later_cancelled(self, topic: str) -> tuple[list[str], list[str]]:
+        """Of a topic: `partition/stream id` of the messages that the notes name, and their groups. Read once."""
+        if self._cancellations is None:
+            self._cancellations = self.cancellations()
+        rows = [
+            (f"{number}/{each}", groups)
+            for (name, number), ids in self._cancellations.items()
+            for each, groups in ids.items()
+            if name == topic
+        ]
+        return [name for name, _ in rows], [groups for _, groups in rows]
 
     # -- parts ----------------------------------------------------------------------------------------------------
 

@@ -37,20 +37,35 @@ class ArrowArchive(ArchiveStore):
         super().__init__(ArrowFolder(address))
 
     def read(self, parts: Sequence[Part], columns: Sequence[str], wanted: Any = None) -> pa.Table:
-        """The rows of some parts with some columns, `topic` among them if asked for. `wanted`: a condition of Arrow."""
-        own = [name for name in columns if name != "topic"]
+        """The rows of some parts with some columns, `topic` among them if asked for. `wanted`: a condition of Arrow.
+
+        `cancelled` has what was cancelled after it was archived, too.
+        """
         tables = []
         for topic in dict.fromkeys(part.topic for part in parts):
             paths = [path for part in parts if part.topic == topic for path in self.files_of(part)]
             if paths:
                 data = ds.dataset(paths, STORED, filesystem=self.folder.files, format=FILE_FORMAT)
-                rows = self._table(data, own, wanted)
+                rows = self._with_later(topic, data, [name for name in columns if name != "topic"], wanted)
                 if "topic" in columns:
                     name = binary_array([topic.encode()], pa.string())[0]
                     rows = rows.append_column("topic", pa.repeat(name, len(rows)))
                 tables.append(rows.select(columns))
         fields = [pa.field("topic", pa.string()) if name == "topic" else STORED.field(name) for name in columns]
         return pa.concat_tables(tables) if tables else pa.schema(fields).empty_table()
+
+    def _with_later(self, topic: str, data: ds.Dataset, columns: list[str], wanted: Any) -> pa.Table:
+        names, groups = self.later_cancelled(topic) if "cancelled" in columns else ([], [])
+        if not names:
+            return self._table(data, columns, wanted)
+        rows = self._table(data, list(dict.fromkeys([*columns, "partition", "offset"])), wanted)
+        slash = binary_array([b"/"], pa.string())[0]
+        messages = pc.binary_join_element_wise(rows.column("partition").cast(pa.string()), rows.column("offset"), slash)
+        known, said = (binary_array([each.encode() for each in some], pa.string()) for some in (names, groups))
+        later = pc.take(said, pc.index_in(messages, value_set=known))
+        at = rows.column_names.index("cancelled")
+        rows = rows.set_column(at, STORED.field("cancelled"), pc.coalesce(later, rows.column("cancelled")))
+        return rows.select(columns)
 
     def _table(self, data: ds.Dataset, columns: Sequence[str], wanted: Any) -> pa.Table:
         try:

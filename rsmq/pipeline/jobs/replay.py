@@ -147,8 +147,9 @@ class ReplayJob(ABC):
             return
         with spark_errors():
             folder = self._records.folder
-            ends = self._archived_ends()
-            folder.write(self._record, json.dumps({"filters": self._options.filters, "upto": ends}))
+            ends, notes = self._archived_ends(), self._records.notes()
+            record = {"filters": self._options.filters, "upto": ends, "notes": notes[-1] if notes else ""}
+            folder.write(self._record, json.dumps(record))
             if plan.messages:
                 self._publish(ends, is_resized=any(share.is_resized for share in plan.shares))
             folder.write(self._finished, json.dumps({"messages": plan.messages}))
@@ -162,13 +163,15 @@ class ReplayJob(ABC):
         """Publish them. With `is_resized`, in one order."""
 
     def _archived_ends(self) -> Ends:
-        """How far the archive was when the job first ran; how far it is now if the job has not run yet."""
+        """How far the archive was when the job first ran; how far it is now if the job has not run yet. Notes about
+        cancellations that came later are not read either."""
         folder = self._records.folder
         if not folder.exists(self._record):
             return self._records.offsets()
         record = json.loads(folder.read(self._record))
         if record["filters"] != self._options.filters:
             raise ConfigError(f"job {self._options.name!r} has replayed something else: use another --job")
+        self._records.newest_note = record.get("notes")
         ends: Ends = record["upto"]
         return ends
 

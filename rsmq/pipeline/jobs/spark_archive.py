@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -12,7 +12,7 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from rsmq.model.clock import epoch_ms
 from rsmq.pipeline.format.columns import WITH_HEADERS
-from rsmq.pipeline.jobs.archive_store import FOLDERS, ArchiveStore, Part
+from rsmq.pipeline.jobs.archive_store import FOLDERS, IDENTITY, ArchiveStore, Part
 from rsmq.pipeline.jobs.hadoop_folder import HadoopFolder
 
 SCHEMA: Final = StructType(
@@ -33,12 +33,26 @@ class SparkArchive(ArchiveStore):
         return between(self.read(self.parts_between(topics, since, until)), since, until)
 
     def read(self, parts: Sequence[Part]) -> DataFrame:
-        """The rows of some parts, with `topic`, `date` and `batch`."""
+        """The rows of some parts, with `topic`, `date` and `batch`; `cancelled` has what was cancelled after it was
+        archived, too."""
         if not parts:
             return self.spark.createDataFrame([], SCHEMA)
         paths = [f"{self.folder.address}/{part.path}" for part in parts]
         reader = self.spark.read.option("basePath", self.folder.address).schema(SCHEMA)
-        return reader.parquet(*paths)
+        return self._with_later(reader.parquet(*paths), dict.fromkeys(part.topic for part in parts))
+
+    def _with_later(self, rows: DataFrame, topics: Iterable[str]) -> DataFrame:
+        later = [
+            (topic, *name.split("/"), groups)
+            for topic in topics
+            for name, groups in zip(*self.later_cancelled(topic), strict=True)
+        ]
+        if not later:
+            return rows
+        notes = self.spark.createDataFrame(later, "topic string, partition string, offset string, later string")
+        notes = notes.withColumn("partition", F.col("partition").cast("int"))
+        found = rows.join(F.broadcast(notes), IDENTITY, "left")
+        return found.withColumn("cancelled", F.coalesce("later", "cancelled")).select(*rows.columns)
 
     def rewrite(self, parts: Sequence[Part], path: str, files: int) -> tuple[int, int]:
         """Write the rows of some parts of a day into a folder, sorted, each once. Returns the rows before and after."""
