@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.footprint import resident
+from benchmarks.groups import groups
 from benchmarks.plan import Plan, costs_of
 from benchmarks.section import RESULTS, Section
 from benchmarks.server import ServerMeter, server
@@ -304,6 +305,10 @@ TITLES: Final = {
     "server_us": "server CPU, µs a message", "client_kib": "client, KiB each", "server_kib": "server, KiB each",
     "server_bytes": "server, bytes each", "first_seconds": "first message after, s", "longest_ms": "longest call, ms",
     "usual_ms": "median call of its kind, ms",
+    "rest_server_percent": "at rest, % of a server core",
+    "change_server_ms": "a join or leave, server CPU ms",
+    "change_view_ms": "the same, CPU ms of each member, without the assignment",
+    "assign_ms": "assignment of 1,024 partitions, CPU ms of each member",
     "seconds": "until all handled, s", "send_us": "server CPU, µs a letter", "open_us": "server CPU, µs a session",
     "session_bytes": "server, bytes a session", "gateway_bytes": "gateway, bytes a session",
 }  # fmt: skip
@@ -315,6 +320,12 @@ STUDIES: Final = (
         "column is 64 partitions × "
         "16 members × 3 groups. All members are in one process, so its CPU is that of all of them.",
         (4, 8, 16), members, ("start_client_ms", "start_server_ms", "client_us", "server_us"),
+    ),
+    Study(
+        "groups", "Members of one group",
+        "One group of so many members. Their views and subscriptions are real, their heartbeats are played, from one "
+        "process.",
+        (8, 64, 256, 1000), groups, ("change_server_ms", "change_view_ms", "assign_ms"),
     ),
     Study(
         "topics", "Topics", "One worker with a handler for each of so many topics of one partition each.",
@@ -427,9 +438,13 @@ SECTION: Final = Section("scale", short, full)
 
 WHY: Final[dict[str, tuple[str, ...]]] = {
     "members": (
-        "Each member asks for the presence of each other one of its group four times a second, in "
-        "one command, and beats for "
-        "itself: the commands grow with the members, the answers with their square.",
+        "In groups of up to eight, each member asks for the presence of each other one of its group four times a "
+        "second, in one command, and beats for itself: the commands grow with the members, the answers with their "
+        "square.",
+    ),
+    "groups": (
+        "Eight members look at all others; the others hear who comes and goes. One announcement to a thousand "
+        "connections is most of what a change costs the server.",
     ),
     "topics": (
         "The idle commands are in proportion to the handlers: each has a read that waits, renews its "

@@ -410,18 +410,21 @@ class Consumer:
 
     async def _watch_group(self) -> None:
         """Follow the membership: pause or resume reading, and use a quota of calls that has grown."""
-        seen = 0
+        seen = seen_by_looks = 0
         while True:
             await self.membership.wait(GROUP_SECONDS, seen)
             if self.holds is not None:
                 self.holds.saw(self.membership.holds, self.membership.asked)
-            if seen != self.membership.changes:
+            by_looks = self.membership.changes - self.membership.news
+            is_news_only = seen != self.membership.changes and seen_by_looks == by_looks
+            if seen_by_looks != by_looks:  # who comes and goes in a large group is no reason to ask the server
                 self._reclaimer.look_for_retries()
                 if self._wait_poller is not None:
                     self._wait_poller.look()
                 await self._look_at_bands()
-            seen = self.membership.changes
-            self._reclaimer.cancellations.wanted.set()
+            seen, seen_by_looks = self.membership.changes, by_looks
+            if not is_news_only:
+                self._reclaimer.cancellations.wanted.set()
             if self.queue.group_limit is not None:
                 self._runner.wake_soon()
             if self.membership.paused != self.fetchers.is_paused:

@@ -20,11 +20,11 @@ from redis.exceptions import RedisError, ResponseError
 from rsmq.heartbeat.lease import Lease
 from rsmq.heartbeat.loop_lag import LoopLag
 from rsmq.heartbeat.presence import Presence
-from rsmq.heartbeat.registration import GroupMembership, Registration
+from rsmq.heartbeat.registration import GroupMembership, OnNews, Registration
 from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
-from rsmq.model.member import request_in
+from rsmq.model.member import MISSED, news_in, request_in
 from rsmq.model.own_process import about_process, memory_bytes
 from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings, heartbeat_interval, lease_margin
@@ -89,7 +89,9 @@ class Heartbeat:
         self._is_needed = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-heartbeat-{member}", daemon=True)
-        self._presence = Presence(connector, settings, keys, member, self._on_change, self.fence, self._on_question)
+        self._presence = Presence(
+            connector, settings, keys, member, self._on_change, self.fence, self._on_question, self._on_missed
+        )
         self._loop_lag = LoopLag()
         self._about = about_process(settings.app_version)
         self._is_out = False
@@ -161,11 +163,14 @@ class Heartbeat:
         on_change: Callable[[], None],
         vitals: Callable[[], Mapping[str, object]] = dict,
         on_question: Callable[[bytes], None] = lambda _question: None,
+        on_news: OnNews | None = None,
     ) -> None:
-        """Become a member; returns when the other members can see this one. `vitals`, `on_question`: see
-        `GroupMembership`."""
+        """Become a member; returns when the other members can see this one. The callbacks: see `GroupMembership`;
+        without `on_news` all that is said is a change."""
         about = json.dumps({"member": self.member, **self._about, **info})
-        membership = GroupMembership(topic, group, about, on_change, vitals, on_question)
+        membership = GroupMembership(
+            topic, group, about, on_change, vitals, on_question, on_news or (lambda *_: on_change())
+        )
         self._is_needed = True
         for channel in (self._keys.presence(self.member), self._keys.changes(topic, group)):
             await asyncio.wrap_future(self._presence.listen(channel))  # first: the others count its silence
@@ -351,17 +356,25 @@ class Heartbeat:
             if self._keys.changes(each.topic, each.group) == channel:
                 self._call(each.on_change)
 
+    def _on_missed(self, channel: str) -> None:
+        """Changes in one of the groups may have been missed."""
+        self.renew_now()
+        for each in self._registration.memberships:
+            if self._keys.changes(each.topic, each.group) == channel:
+                self._call(partial(each.on_news, MISSED, ()))
+
     def _on_question(self, channel: str, question: bytes) -> None:
-        """The members of one of the groups are asked something, or one of them is to end."""
+        """The members of one of the groups are asked something or told news, or one of them is to end."""
         request = request_in(question)
         if request is not None:
             word, member = request
             if member == self.member:
                 self._call(partial(self._on_request, word))
             return
+        news = news_in(question)
         for each in self._registration.memberships:
             if self._keys.changes(each.topic, each.group) == channel:
-                self._call(partial(each.on_question, question))
+                self._call(partial(each.on_question, question) if news is None else partial(each.on_news, *news))
 
     def _call(self, callback: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -81,6 +81,28 @@ class Liveness:
             else:
                 self._missing_since.setdefault(member, now)
 
+    def saw_server(self, now: float) -> None:
+        """The server has answered something else."""
+        self._steady(now)
+
+    def joined(self, members: Collection[str]) -> None:
+        """They said so after the last `saw_members`."""
+        self._known = self._known.union(members)
+        for member in members:
+            self._missing_since.pop(member, None)
+
+    def left(self, members: Collection[str]) -> None:
+        """They said so after the last `saw_members`, or somebody has removed them."""
+        self._known = self._known.difference(members) | {self._member}
+        for member in members:
+            self._missing_since.pop(member, None)
+            self._silent_since.pop(member, None)
+
+    @property
+    def misses_some(self) -> bool:
+        """Whether a member had no heartbeat key at the last look."""
+        return bool(self._missing_since)
+
     def saw_listeners(self, now: float, listeners: Mapping[str, int]) -> None:
         """The number of subscribers of each member's channel. Silence counts only while the checks have no gap."""
         self._steady(now)

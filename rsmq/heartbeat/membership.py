@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -12,15 +13,17 @@ import anyio
 import anyio.abc
 
 from rsmq.errors import BrokerError, ConfigError
+from rsmq.heartbeat.group_watch import GroupWatch
 from rsmq.heartbeat.liveness import Liveness
 from rsmq.heartbeat.registration import read_members
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
+from rsmq.model.member import CHANGED, JOINED, LEFT, MISSED, RELEASED, SILENT, news_of
 from rsmq.model.record import exact_text, whole
 from rsmq.model.settings import Settings, heartbeat_interval
 from rsmq.redis.client.connector import Client
-from rsmq.redis.pubsub import announce, listeners
-from rsmq.redis.scripts import LOOK_AT_MEMBERS, Ask
+from rsmq.redis.pubsub import announce, listeners, tell_news
+from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, Ask
 
 log = logging.getLogger("rsmq.membership")
 
@@ -31,6 +34,13 @@ SOON: Final = 0.01
 """Seconds between two checks whether the server has seen the end of a process."""
 GONE_SECONDS: Final = 0.2
 """Between two looks whether a dead member's heartbeat key has ended."""
+
+LOOKS_PROVED: Final = 4
+"""Looks of a watcher for which one proof that it looks is enough."""
+STAND_IN_PAUSE: Final = 0.5
+"""At most so many seconds, by chance, until a member that finds that nobody looks asks once more: then few stand in."""
+LOOKS_A_SECOND: Final = 500
+"""How many members of a large group read all members at a time, when all have a reason to."""
 
 
 UNREADABLE: Final = "unreadable"
@@ -89,7 +99,11 @@ class Membership:
     """Watches a group: the heartbeats and the presence of its members, and whether it is paused.
 
     `live` always contains this member; leases of members in `absent` may be taken before they run out. `changes` counts
-    the changes of this view.
+    the changes of this view, and `news` those of them that members have told, without a look at the server.
+
+    In a group of more than eight, eight watch all others (`GroupWatch`): they look at the presence of all, and at all
+    heartbeat keys, and tell who is silent. The others ask at each heartbeat for the number of members and whether
+    somebody watches. They hear who joins and leaves, and look at those that are said to be silent.
     """
 
     def __init__(
@@ -118,14 +132,21 @@ class Membership:
         grace = settings.presence_grace.total_seconds()
         self._watches_presence = grace > 0
         self._asks_for = (UNREADABLE,) if client.is_cluster else ()
-        self._liveness = Liveness(member, ttl=settings.lease_ttl.total_seconds(), grace=grace)
+        ttl = settings.lease_ttl.total_seconds()
+        self._liveness = Liveness(member, ttl=ttl, grace=grace)
+        self._watch = GroupWatch(member, f"{topic}/{group}", heartbeat=self._interval, ttl=ttl)
+        self._look_at = math.inf  # when all members are read for a reason of its own
+        self._heard: list[tuple[str, tuple[str, ...]]] | None = None  # while all members are read
+        self._proved_at = -math.inf
+        self._is_presence_due = False  # of all members, once
         self._members: list[str] = []
-        self._refresh_wanted = asyncio.Event()
+        self._stirred = asyncio.Event()
+        self._refresh_wanted = False
         self._waiters: dict[asyncio.Event, None] = {}  # woken in their order
         self._members_due = 0.0
         self._was_out = False
         self._unreadable = frozenset[int]()  # by this member
-        self.changes = 0
+        self.changes = self.news = 0
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
         self.paused = False
@@ -145,10 +166,11 @@ class Membership:
         task_status.started()
         while True:
             with anyio.move_on_after(self._pause()):
-                await self._refresh_wanted.wait()
-            if self._refresh_wanted.is_set():
+                await self._stirred.wait()
+            self._stirred.clear()
+            if self._refresh_wanted:
                 self._members_due = 0.0
-            self._refresh_wanted.clear()
+            self._refresh_wanted = False
             await self._check()
 
     def _pause(self) -> float:
@@ -158,21 +180,58 @@ class Membership:
         is_urgent = self._watched or self._was_out  # after an outage an announcement may have been missed
         now = monotonic()
         usual = _rounded_up(self._presence_interval if is_urgent else self._interval)
-        return min(usual, self._liveness.next_absence(now) - now)
+        if self._watch.is_large:
+            usual = min(usual, self._members_due - now, self._look_at - now)
+        return max(0.0, min(usual, self._liveness.next_absence(now) - now))
 
     def ended(self, member: str) -> None:
         """The process of another member has ended: check now whether the server has seen that."""
         self._liveness.ended(member)
+        self._watch.suspect([member])
         self.refresh()
 
     def refresh(self) -> None:
         """Check everything now, because a change was announced."""
-        self._refresh_wanted.set()
+        self._refresh_wanted = True
+        self._stirred.set()
+
+    def hear(self, word: str, members: tuple[str, ...]) -> None:
+        """News of the group: see `model.member`. A small group looks itself."""
+        if not self._watch.is_large or (self._member in members and word != RELEASED):
+            self._look_at = 0.0
+            self.refresh()
+        elif word == RELEASED:
+            self._wake_by_news()
+        elif word in (JOINED, LEFT):
+            if self._heard is not None:
+                self._heard.append((word, members))
+            self._apply(word, members)
+            self._update_view(has_news=False)
+        elif word == SILENT:
+            self._watch.suspect(frozenset(members).intersection(self._members))
+            self._stirred.set()
+        elif word == MISSED or (word == CHANGED and self._asks_for):
+            self._look_at = min(self._look_at, monotonic() + random.uniform(0, len(self._members) / LOOKS_A_SECOND))
+            self._stirred.set()
+
+    def _apply(self, word: str, members: tuple[str, ...]) -> None:
+        """Take over who has joined or left."""
+        if word == JOINED:
+            self._members = sorted({*self._members, *members})
+            self._liveness.joined(members)
+            self.unreadable = {member: each for member, each in self.unreadable.items() if member not in members}
+        else:
+            self._members = sorted(set(self._members).difference(members))
+            self._liveness.left(members)
 
     @property
     def _watched(self) -> list[str]:
         """The members whose presence is checked."""
-        return [member for member in self._members if member != self._member] if self._watches_presence else []
+        if not self._watches_presence:
+            return []
+        if self._watch.is_large and not self._is_presence_due and not self._watch.watches(monotonic()):
+            return sorted(self._watch.suspects)
+        return [member for member in self._members if member != self._member]
 
     def take_part(self, *, is_member: bool) -> None:
         """This member has joined the group again, or leaves it."""
@@ -190,6 +249,10 @@ class Membership:
             self._unreadable = partitions
             self.unreadable = {**self.unreadable, self._member: partitions}
             self.wake()
+
+    def _wake_by_news(self) -> None:
+        self.news += 1
+        self.wake()
 
     def wake(self) -> None:
         """Count a change and end every `wait`."""
@@ -212,11 +275,11 @@ class Membership:
     async def _check(self) -> None:
         is_refresh, was = self._members_due == 0.0, (self.paused, self.holds, self.unreadable)
         try:
-            if monotonic() >= self._members_due:
-                await self._check_members()
-                self._members_due = monotonic() + self._interval
-            if self._watched:
-                await self._check_presence(self._watched)
+            if monotonic() >= min(self._members_due, self._look_at):
+                await self._check_group()
+            if watched := self._watched:
+                await self._check_presence(watched)
+            self._is_presence_due = False
             self._was_out = False
         except BrokerError as error:
             (log.debug if self._was_out else log.warning)("the members of %s cannot be read: %s", self._group, error)
@@ -230,20 +293,74 @@ class Membership:
     async def _announce_end(self) -> None:
         """Let members on other hosts check now: their grace then begins at the end, not at their next regular check."""
         try:
-            await announce(self._client, self._keys, self._topic, self._group)
+            if self._watch.is_large:
+                await self._tell(SILENT, self.absent)
+            else:
+                await announce(self._client, self._keys, self._topic, self._group)
         except BrokerError as error:
             log.debug("the end of a member cannot be announced: %s", error)
 
+    async def _tell(self, word: str, members: Iterable[str]) -> None:
+        await tell_news(self._client, self._keys, self._topic, self._group, news_of(word, sorted(members)))
+
     def _update_view(self, has_news: bool) -> None:
+        """`has_news`: something else has changed than who lives."""
         now = monotonic()
         live, absent = self._liveness.live(now), self._liveness.absent(now)
         if has_news or (live, absent) != (self.live, self.absent):
             if live != self.live:
                 self._on_members(f"{self._topic}/{self._group}", self.live, live)
             self.live, self.absent = live, absent
-            self.wake()
+            if self._watch.is_large and not has_news:
+                self._wake_by_news()
+            else:
+                self.wake()
+        self._watch.saw(self._members, live)
 
-    async def _check_members(self) -> None:
+    async def _check_group(self) -> None:
+        """Read all members, or in a large group only how many there are."""
+        now = monotonic()
+        if not self._watch.is_large or now >= self._look_at or self._liveness.misses_some or self._watch.reads_all(now):
+            self._heard, wanted_at, self._look_at = [], self._look_at, math.inf
+            try:
+                await self._check_members(self._heard)
+            except BrokerError:
+                self._look_at = min(self._look_at, wanted_at)
+                raise
+            finally:
+                self._heard = None
+            self._watch.looked(now, len(self._members))
+            self._is_presence_due = True
+            if self._watch.is_large and not self._watches_presence and self._watch.watches(now):
+                await self._prove()
+            pause = self._interval
+        else:
+            pause = await self._check_number()
+        self._members_due = monotonic() + pause
+
+    async def _check_number(self) -> float:
+        """Read how many members the group has, and whether it is watched. Returns seconds until the next check."""
+        about, asked = (self._topic, self._group), monotonic()
+        names = (self._keys.members(*about), self._keys.group(*about), self._keys.watched(*about))
+        seconds, micros, paused, self.holds, members, watched = await self._ask(LOOK_AT_GROUP, names, ())
+        now, self.asked, self.paused = monotonic(), asked, paused == b"1"
+        self.clock.saw(asked, int(seconds) + int(micros) / 1e6)
+        self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
+        self._liveness.saw_server(now)
+        is_again = self._watch.glanced(now, is_counted=members == len(self._members), is_watched=watched == 1)
+        return random.uniform(0, STAND_IN_PAUSE) if is_again else self._interval
+
+    async def _prove(self) -> None:
+        """Let the other members of a large group know that this one looks at all of them."""
+        interval = self._presence_interval if self._watches_presence else self._interval
+        if monotonic() - self._proved_at >= interval * LOOKS_PROVED / 2:
+            self._proved_at = monotonic()
+            key, lasts = self._keys.watched(self._topic, self._group), round(interval * LOOKS_PROVED * 1000)
+            if not await self._client.execute_command("PEXPIRE", key, lasts):  # it works without free memory, too
+                await self._client.execute_command("SET", key, self._member, "PX", lasts)
+
+    async def _check_members(self, heard: list[tuple[str, tuple[str, ...]]]) -> None:
+        """Read all members. `heard` gets what is told meanwhile: it may be newer than what is read."""
         about = self._topic, self._group
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
         asked = monotonic()
@@ -260,6 +377,8 @@ class Membership:
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_members(now, self._members, alive)
         self.paused = paused == b"1"
+        for news in heard:
+            self._apply(*news)
         await self._prune()
         await self._remove_foreign([raw for raw, (member, _) in zip(found[::2], named, strict=True) if member is None])
 
@@ -275,11 +394,21 @@ class Membership:
         """Remove members that died without withdrawing."""
         gone = self._liveness.dead(monotonic()) & set(self._members)
         if gone:
-            await self._client.execute_command("SREM", self._keys.members(self._topic, self._group), *gone)
+            removed = await self._client.execute_command("SREM", self._keys.members(self._topic, self._group), *gone)
+            if removed and self._watch.is_large:
+                await self._tell(LEFT, gone)
 
     async def _check_presence(self, others: list[str]) -> None:
         counts = await listeners(self._client, [self._keys.presence(member) for member in others])
         self._liveness.saw_listeners(monotonic(), dict(zip(others, counts, strict=True)))
+        silent = frozenset(member for member, count in zip(others, counts, strict=True) if not count)
+        self._watch.clear(each for each in others if each not in silent and not self._liveness.has_ended(each))
+        unheard = silent - self._watch.suspects
+        self._watch.suspect(unheard)
+        if self._watch.is_large and self._watch.watches(monotonic()):
+            if unheard:
+                await self._tell(SILENT, unheard)
+            await self._prove()
 
     def __repr__(self) -> str:
         return f"<Membership {self._topic}/{self._group} live={len(self.live)} absent={len(self.absent)}>"

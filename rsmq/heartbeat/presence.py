@@ -100,13 +100,17 @@ class Presence:
         on_change: Callable[[str], None],
         on_absent: Callable[[], None],
         on_question: Callable[[str, bytes], None] = lambda _channel, _question: None,
+        on_missed: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_question` gets what is published with data, and its channel: that is no change."""
+        """`on_change` gets the channel of a group, and so does `on_missed` (by default it is `on_change`) after an
+        interruption, in which changes may have been missed. `on_question` gets what is published with data, and its
+        channel."""
         self._connector = connector
         self._keys = keys
         self._member = member
         self._on_change, self._on_absent = on_change, on_absent
         self._on_question = on_question
+        self._on_missed = on_missed or on_change
         self._grace = settings.presence_grace.total_seconds() * 0.8
         self._lock = threading.Lock()
         self._wanted: dict[str, Future[None]] = {keys.presence(member): Future()}
@@ -231,7 +235,7 @@ class Presence:
             return
         timer.cancel()
         for channel in sorted(self._subscribed):
-            self._on_change(channel)
+            self._on_missed(channel)
 
     def _subscribe(self, pubsub: Any) -> None:
         """Subscribe to the channels that are not confirmed yet; returns when all are."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rsmq.model.clock import awake
 from rsmq.model.keys import Keys
-from rsmq.model.member import read_info
+from rsmq.model.member import CHANGED, JOINED, LEFT, news_of, read_info
 from rsmq.redis.client.connector import BlockingClient, Client
 from rsmq.redis.layouts import members_of
 
@@ -20,12 +20,17 @@ LONGEST_LEASE_MS: Final = 86_400_000
 """What is more was not written by a member."""
 
 
+OnNews = Callable[[str, tuple[str, ...]], None]
+"""Gets what is said about members of a group: a word of `model.member`, and the members."""
+
+
 @dataclass(slots=True)
 class GroupMembership:
     """One group that this member belongs to. `confirmed` is done when the other members can see this one.
 
     `vitals` says what its messages do; it may be called from any thread. `on_question` is called in the loop with what
-    is asked of all members of the group.
+    is asked of all members of the group, `on_news` with a word and the members that it is about, and `on_change` for
+    what is announced without data. The word is MISSED, about none, if announcements may have been missed.
     """
 
     topic: str
@@ -34,6 +39,7 @@ class GroupMembership:
     on_change: Callable[[], None]
     vitals: Callable[[], Mapping[str, object]] = dict
     on_question: Callable[[bytes], None] = lambda _question: None
+    on_news: OnNews = lambda _word, _members: None
     works_since: float | None = None
     """`awake` at the first renewal since the last one that had no answer. Read by other threads."""
     confirmed: Future[None] = field(default_factory=Future)
@@ -120,7 +126,9 @@ class Registration:
                 info = membership.info
                 client.execute_command("SET", self._alive(membership), info, "PX", self._ttl)
                 client.execute_command("SADD", self._keys.members(membership.topic, membership.group), self._member)
-                client.execute_command("PUBLISH", self._keys.changes(membership.topic, membership.group), "")
+                is_new = membership.written in ("", info)  # or the server has lost it
+                news = news_of(JOINED if is_new else CHANGED, [self._member])
+                client.execute_command("PUBLISH", self._keys.changes(membership.topic, membership.group), news)
                 membership.written = info
 
     def write_vitals(
@@ -140,7 +148,7 @@ class Registration:
             client.execute_command("SREM", self._keys.members(topic, group), self._member)
             written = self._keys.alive(topic, group, self._member), self._keys.vitals(topic, group, self._member)
             client.execute_command("DEL", *written)
-            client.execute_command("PUBLISH", self._keys.changes(topic, group), "")
+            client.execute_command("PUBLISH", self._keys.changes(topic, group), news_of(LEFT, [self._member]))
 
     def _is_current(self, membership: GroupMembership) -> bool:
         return self._memberships.get((membership.topic, membership.group)) is membership

@@ -210,6 +210,10 @@ class Keys:
         """String with TTL: a member's heartbeat, its info as JSON."""
         return f"{self.prefix}:{{{topic}}}:{group}:alive:nodes:{member}"
 
+    def watched(self, topic: str, group: str) -> str:
+        """String with TTL: some member of a large group looks at all others."""
+        return f"{self.prefix}:{{{topic}}}:{group}:alive:watched"
+
     def vitals(self, topic: str, group: str, member: str) -> str:
         """String with TTL: the event loop lag of a member, as JSON. Not in its heartbeat: it may be missing."""
         return f"{self.prefix}:{{{topic}}}:{group}:alive:vitals:{member}"
@@ -219,7 +223,7 @@ class Keys:
         return self._channel(f"{self.prefix}:presence:{member}")
 
     def changes(self, topic: str, group: str) -> str:
-        """Channel: joins, leaves, releases, pauses and resets of a group, without data; questions to its members."""
+        """Channel: news of a group's members (`joined <member>`), other changes without data, and questions."""
         return self._channel(f"{self.prefix}:{{{topic}}}:{group}:changes")
 
     def leader(self, work: str) -> str:

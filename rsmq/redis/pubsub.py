@@ -14,6 +14,11 @@ async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
     await client.execute_command("PUBLISH", keys.changes(topic, group), "")
 
 
+async def tell_news(client: Client, keys: Keys, topic: str, group: str, news: str) -> None:
+    """Publish news (`news_of`) about members to all members of a group: they need not read the state for it."""
+    await client.execute_command("PUBLISH", keys.changes(topic, group), news)
+
+
 async def ask_members(client: Client, keys: Keys, topic: str, group: str, question: str) -> int:
     """Ask all members of a group. Returns how many heard it: on a cluster only those at one of the nodes."""
     return int(await client.execute_command("PUBLISH", keys.changes(topic, group), question))

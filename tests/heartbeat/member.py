@@ -15,6 +15,7 @@ from rsmq.heartbeat.membership import Membership
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.scripts import Ask
 
 TOPIC, GROUP = "orders", "billing"
 
@@ -22,10 +23,12 @@ TOPIC, GROUP = "orders", "billing"
 class Member:
     """A heartbeat, a view of the group, and leases."""
 
-    def __init__(self, name: str, client: Client, connector: Connector, settings: Settings) -> None:
+    def __init__(
+        self, name: str, client: Client, connector: Connector, settings: Settings, ask: Ask | None = None
+    ) -> None:
         self.name, self.keys = name, Keys(settings.prefix)
         self.heartbeat = Heartbeat(connector, settings, self.keys, name)
-        self.membership = Membership(client, self.keys, settings, name, TOPIC, GROUP)
+        self.membership = Membership(client, self.keys, settings, name, TOPIC, GROUP, ask)
         self.leases = Leases(client, self.keys, settings, name)
         self.lost: list[Lease] = []
 
@@ -42,14 +45,24 @@ class Member:
 
 
 @asynccontextmanager
-async def member(name: str, client: Client, connector: Connector, settings: Settings) -> AsyncIterator[Member]:
-    """A member that has joined and watches the group."""
-    one = Member(name, client, connector, settings)
+async def member(
+    name: str,
+    client: Client,
+    connector: Connector,
+    settings: Settings,
+    *,
+    ask: Ask | None = None,
+    sees: bool = True,
+) -> AsyncIterator[Member]:
+    """A member that has joined and watches the group. Without `sees` it only lives: it looks at nothing."""
+    one = Member(name, client, connector, settings, ask)
     one.heartbeat.start(asyncio.get_running_loop())
     try:
         async with anyio.create_task_group() as tasks:
-            await one.heartbeat.join(TOPIC, GROUP, {"handler": "h"}, one.membership.refresh)
-            await tasks.start(one.membership.run)
+            view = one.membership
+            await one.heartbeat.join(TOPIC, GROUP, {"handler": "h"}, view.refresh, on_news=view.hear)
+            if sees:
+                await tasks.start(view.run)
             yield one
             tasks.cancel_scope.cancel()
     finally:

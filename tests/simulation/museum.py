@@ -242,6 +242,15 @@ EXHIBITS: Final = (
         aims_at("short return"),
     ),
     bug(
+        "a hint counts as a look",
+        "a member that is said to be silent has no grace",
+        "heartbeat/membership.py",
+        "            self._watch.suspect(frozenset(members).intersection(self._members))\n",
+        "            self._watch.suspect(frozenset(members).intersection(self._members))\n"
+        "            for each in members:\n                self._liveness.ended(each)\n",
+        lambda plan: plan.watchers < plan.members,
+    ),
+    bug(
         "a present member is replaced",
         "the script that takes the lease of an absent member does not ask again whether it is back",
         "redis/lua/heartbeat/take_lease.lua",

@@ -92,8 +92,11 @@ class Plan:
     `quiet`: the share of seeds with owners and single messages in which these wait for a time.
     `digests`: the share of seeds with order per key and batches in which a call has the messages of one key that are
     stored within `linger` seconds (0: a batch may have several keys).
+    `large`: the share of seeds in which the group has more members than `watchers`.
     """
 
+    large: float = 0.3
+    watchers: int = 8
     digests: float = 0.45
     linger: float = 0.0
 
@@ -157,8 +160,17 @@ class Plan:
             "burst": (1, 10, 40), "concurrency": (1, 4, 16), "has_outputs": (False, True),
             "faults": ((), (), (), self.faults), **AIMS[aim],
         }  # fmt: skip
-        return replace(
+        aimed = replace(
             self, aim=aim, **{name: choices.among(options, f"aim {name}") for name, options in shapes.items()}
+        )
+        return aimed._crowded(choices)
+
+    def _crowded(self, choices: Choices) -> Plan:
+        """Few members watch all others."""
+        if choices.unit("large group") >= self.large or self.members < 2:
+            return self
+        return replace(
+            self, watchers=choices.among([1, 1, 2][: self.members], "watchers"), members=max(3, self.members)
         )
 
     @property
@@ -238,10 +250,11 @@ class Plan:
         if may_gather and choices.unit("key calls") < self.digests:
             linger = choices.among([0.02, 0.5, 2.0], "linger")
             varied = replace(varied, linger=linger, batch=choices.among([2, 7, 100], "batch of a digest"))
-            return varied._banded(choices)
+            return varied._banded(choices)._crowded(choices)
         has_tenants = ordering != "partition" and distribution == "hash" and choices.unit("tenants") < self.tenanted
         varied = varied._tenanted(choices) if has_tenants else varied
-        return varied if is_inbox or is_audited else varied._banded(choices)
+        varied = varied if is_inbox or is_audited else varied._banded(choices)
+        return varied._crowded(choices)
 
     def _tenanted(self, choices: Choices) -> Plan:
         """Messages have a tenant, and memory has room for few: a fifth of all seeds."""

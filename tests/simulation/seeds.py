@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
+from rsmq.heartbeat import group_watch
 from tests.servers import Kind, binary
 from tests.simulation import patches
 from tests.simulation.clock import real_clock
@@ -94,6 +95,7 @@ def simulate(task: Task) -> Outcome:
     WORLD.append(world)
     patches.begin(task.seed)
     plan = task.plan.varied(world.choices)
+    group_watch.WATCHERS = plan.watchers
     world.note(f"{plan}")
     network.noise = plan.noise
     log = logging.getLogger("rsmq")

@@ -151,9 +151,9 @@ class Participation:
             info["fallback"] = handler.fallback.target
         if handler.fallback is not None and handler.fallback.group is not None:
             info["fallback_group"] = handler.fallback.group
-        refresh = self._membership.refresh
+        view = self._membership
         about = (self._context.topic.name, handler.group, info)
-        await self._heartbeat.join(*about, refresh, self._vitals, self._on_question)
+        await self._heartbeat.join(*about, view.refresh, self._vitals, self._on_question, view.hear)
 
     async def _refuse_mixed_ordering(self) -> None:
         """Again, now that the others see this member: one of two that start together must give way."""

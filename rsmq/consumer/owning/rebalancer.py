@@ -23,8 +23,9 @@ from rsmq.heartbeat.membership import Membership
 from rsmq.heartbeat.partition_log import PartitionLog
 from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.member import RELEASED, news_of
 from rsmq.redis.client.connector import retrying
-from rsmq.redis.pubsub import announce
+from rsmq.redis.pubsub import tell_news
 
 log = logging.getLogger("rsmq.lease")
 
@@ -63,6 +64,7 @@ class Rebalancer:
         self._leases = leases
         self._heartbeat = heartbeat
         self._membership = membership
+        self._released = news_of(RELEASED, [self._member])
         self._given: object = None
         self._assigned_last = frozenset[int]()  # as computed from `_given`
         self._leaving: set[int] = set()
@@ -180,7 +182,7 @@ class Rebalancer:
             if await self._lifecycle.quiesce(lane, self._settings.lease_ttl.total_seconds()):
                 await self._lifecycle.leave_rate(lane)
                 await self._release(lane)
-                await announce(self._context.client, self._context.keys, self._name, self._group)
+                await tell_news(self._context.client, self._context.keys, self._name, self._group, self._released)
             elif lane.lease.is_held():
                 await self._lifecycle.resume(lane)
         except BrokerError as error:
