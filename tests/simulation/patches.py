@@ -73,7 +73,7 @@ def begin(seed: int) -> None:
     random.seed(seed)
     for module in (rsmq.heartbeat.heartbeat, rsmq.heartbeat.presence, rsmq.heartbeat.registration):
         module.threading = THREADING  # type: ignore[attr-defined]
-    rsmq.heartbeat.heartbeat.about_process = dict  # type: ignore[assignment]
+    rsmq.heartbeat.heartbeat.about_process = lambda app_version: {}
     rsmq.heartbeat.heartbeat.memory_bytes = lambda: None
     rsmq.heartbeat.presence.Wakeup = threads.Wakeup  # type: ignore[misc,assignment]
     rsmq.model.message.uuid_utils = numbers  # type: ignore[assignment]
