@@ -90,7 +90,8 @@ Job = Annotated[
     str | None, typer.Option(metavar="NAME", help="The job's name. Default: made of its options. A job runs once.")
 ]
 Band = Annotated[
-    str | None, typer.Option(help="The band of the target for all messages, such as bulk. Default: normal.")
+    str | None,
+    typer.Option(help="The band of the target for all messages, such as bulk. Default: that of each one, or normal."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count, and show what would be done.")]
 

@@ -59,7 +59,7 @@ class Block:
     @property
     def is_unknown(self) -> bool:
         """Whether nothing remembers which band it was of."""
-        return self.band == f"{UNKNOWN}{self.first}"
+        return is_unknown(self.band)
 
     def partition_for(self, key: str | bytes) -> int:
         """The partition of a key in this block."""
@@ -317,6 +317,11 @@ def stored_distribution(distribution: str, layout: Layout) -> str:
 def plain_distribution(stored: str) -> str:
     """`hash` or `shared`, of what a group's hash has."""
     return stored.removesuffix(WITH_BANDS)
+
+
+def is_unknown(band: str) -> bool:
+    """Whether this stands for a band that nothing remembers."""
+    return band.startswith(UNKNOWN)
 
 
 def shown(text: bytes) -> str:

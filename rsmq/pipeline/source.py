@@ -3,13 +3,14 @@
 Reading, the columns are those of Spark's Kafka source: `key binary, value binary, topic string, partition int, offset
 string` (the stream id), `id_ms bigint, id_seq bigint, timestamp timestamp`; with `includeHeaders` also `headers
 array<struct<key string, value binary>>`, `id string` (message id), `type string` (content type), `expires bigint` (ms
-since 1970), `on_expiry string`, `unique string` and `cancelled string` (the groups for which the message was cancelled
-or replaced, with commas; `*`: for all). Stream ids do not sort as text: sort by (`id_ms`, `id_seq`).
-`.schema("partition int, id_ms bigint")` chooses columns: others are not made, and do not go from Python to the JVM.
+since 1970), `on_expiry string`, `unique string`, `cancelled string` (the groups for which the message was cancelled or
+replaced, with commas; `*`: for all) and `band string` (null where the topic has no bands). Stream ids do not sort as
+text: sort by (`id_ms`, `id_seq`). `.schema("partition int, id_ms bigint")` chooses columns: others are not made, and do
+not go from Python to the JVM.
 
 Writing uses the same names: `value` (string or binary) and, if there are such columns, `key`, `topic` (or the option of
-that name), `headers`, `id`, `type`, `expires`, `on_expiry` and `unique`. `partition`, `id_ms` and `id_seq` are the
-source position of a row. With `target=inbox` a row is a letter for the device in column `device`; `topic` is its
+that name), `headers`, `id`, `type`, `expires`, `on_expiry`, `unique` and `band`. `partition`, `id_ms` and `id_seq` are
+the source position of a row. With `target=inbox` a row is a letter for the device in column `device`; `topic` is its
 topic, `timestamp` when it was published.
 """
 

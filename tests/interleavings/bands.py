@@ -458,7 +458,8 @@ class BandMoves:
             left = world.left._replace(losses=world.left.losses - 1)
             lost = self._done(world, ("HDEL", KEYS.topic(NAME), "layout"))
             yield "the server loses the layout", lost._replace(left=left), True
-            is_remembered = any(each.is_alive and each.topic and each.topic.layout.has_bands for each in world.members)
+            workers = [each for each in world.members if each.role == "worker" and each.is_alive]
+            is_remembered = any(each.topic is not None and each.topic.layout.has_bands for each in workers)
             if is_remembered and not any(partition for _, partition, _ in world.truth.stored):
                 all_lost = self._done(lost, ("DEL", *(KEYS.stream(NAME, number) for number in range(1, MOST))))
                 yield "the server loses the layout, and the partitions of bands", all_lost._replace(left=left), True

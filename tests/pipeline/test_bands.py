@@ -199,6 +199,17 @@ def test_spark_archives_replays_and_reports_a_topic_with_bands(
     for key in range(KEYS):
         of_key = [number for number in rows if number % KEYS == key]
         assert of_key == sorted(of_key)
+    same = Banded(store, settings, f"{topic}same", 2)
+    job = vault.arrow_job(topic, f"{topic}same")
+    with pytest.raises(ConfigError, match=r"rows are for band '\w+', and the bands of .* are normal: .* --band normal"):
+        job.run(job.plan())
+    same.set_bands(*BANDS)
+    job.run(job.plan())
+    for band in BANDS:
+        block = same.layout.block_of(band)
+        assert block is not None
+        entries = [fields for part in block.numbers for _, fields in store.entries(f"{topic}same", part)]
+        assert sorted(json.loads(fields[b"data"])["n"] for fields in entries) == banded.of_band[band]
     report = collect(None, ReportOptions((topic,), vault.connection))
     assert report.history.messages == 120
     (spread,) = report.history.spreads

@@ -61,7 +61,7 @@ def test_the_columns_of_an_entry() -> None:
         "key": "ключ".encode(), "value": b"\x00\xff", "topic": "orders", "partition": 3, "offset": "1718000000000-0",
         "id_ms": 1718000000000, "id_seq": 0, "timestamp": "2024-06-10 06:13:20+00:00",
         "headers": [{"key": "a", "value": "ü".encode()}], "id": "m1", "type": "text/plain",
-        "expires": None, "on_expiry": None, "unique": None, "cancelled": None,
+        "expires": None, "on_expiry": None, "unique": None, "cancelled": None, "band": None,
     }  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_spark_reads_a_topic(reading: Callable[..., DataFrame], store: Store, to
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:string,id_ms:bigint,id_seq:bigint,"
         "timestamp:timestamp,headers:array<struct<key:string,value:binary>>,id:string,type:string,expires:bigint,"
-        "on_expiry:string,unique:string,cancelled:string>"
+        "on_expiry:string,unique:string,cancelled:string,band:string>"
     )
     rows = frame.collect()
     found = [(row.partition, row.offset, bytes(row.value), row.id) for row in rows]

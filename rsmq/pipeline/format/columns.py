@@ -1,9 +1,10 @@
 """Stream entries as Arrow columns: the schema of a read, and one Arrow batch for each reply of the server.
 
 `key` and `value` are the bytes of the message. `includeHeaders` adds the message's `headers`, `id`, content `type`,
-when it `expires` (ms since 1970) and `on_expiry`, the `unique` name that it was published under, and the groups for
-which it was `cancelled`. An entry that these columns cannot hold (malformed, meant for one group, or compressed or
-encrypted) is packed whole into the header `rsmq.packed`, so that a written copy is the same entry.
+when it `expires` (ms since 1970) and `on_expiry`, the `unique` name that it was published under, the groups for which
+it was `cancelled`, and its `band`, if the topic has bands. An entry that these columns cannot hold (malformed, meant
+for one group, or compressed or encrypted) is packed whole into the header `rsmq.packed`, so that a written copy is the
+same entry.
 
 Arrow arrays are made from buffers here. `pa.array` and `pa.scalar` import pandas at their first call, where it is
 installed: that costs half a CPU second in every Python worker of Spark.
@@ -60,6 +61,7 @@ WITH_HEADERS: Final = T.StructType(
         T.StructField("on_expiry", T.StringType()),
         T.StructField("unique", T.StringType()),
         T.StructField("cancelled", T.StringType()),
+        T.StructField("band", T.StringType()),
     ]
 )
 EXTRAS: Final = frozenset(WITH_HEADERS.names) - frozenset(SCHEMA.names)
@@ -100,15 +102,21 @@ class SplitEntries(NamedTuple):
 class ColumnBuilder:
     """Turns the replies about one stream into batches with exactly the columns that were asked for, in their order.
 
-    `cancelled`: stream id -> the groups for which that message was cancelled.
+    `cancelled`: stream id -> the groups for which that message was cancelled. `band`: that of the partition.
     """
 
     def __init__(
-        self, topic: str, partition: int, columns: Sequence[str], cancelled: Mapping[bytes, str] = NOTHING
+        self,
+        topic: str,
+        partition: int,
+        columns: Sequence[str],
+        cancelled: Mapping[bytes, str] = NOTHING,
+        band: str | None = None,
     ) -> None:
         self._topic = topic
         self._partition = partition
         self._cancelled = cancelled
+        self._band = band
         fields = {field.name: field for field in WITH_HEADERS.fields}
         self._schema = to_arrow_schema(T.StructType([fields[name] for name in columns]), timezone="UTC")
         self._has_extras = not EXTRAS.isdisjoint(columns)
@@ -119,8 +127,9 @@ class ColumnBuilder:
         """One row for each entry, in order."""
         count = len(entries)
         made: dict[str, Callable[[], pa.Array]] = {
-            "topic": lambda: pa.repeat(binary_array([self._topic.encode()], pa.string())[0], count),
+            "topic": lambda: text_column(self._topic, count),
             "partition": lambda: pa.repeat(int64_scalar(self._partition).cast(pa.int32()), count),
+            "band": lambda: text_column(self._band, count),
         }
         if self._has_ids:
             entry_ids = [entry_id for entry_id, _ in entries]
@@ -232,6 +241,15 @@ def read_extras(fields: list[bytes]) -> Extras:
 def array_or_nulls(values: Sequence[bytes | None] | None, count: int, kind: pa.DataType) -> pa.Array:
     """A column of bytes or text; all nulls if there are no values."""
     return pa.nulls(count, kind) if values is None else binary_array(values, kind)
+
+
+def text_column(text: str | None, count: int) -> pa.Array:
+    """A column with the same text, or null, in each row."""
+    return (
+        pa.nulls(count, pa.string())
+        if text is None
+        else pa.repeat(binary_array([text.encode()], pa.string())[0], count)
+    )
 
 
 def headers_array(rows: Sequence[list[Header] | None] | None, count: int, kind: pa.DataType) -> pa.Array:

@@ -280,11 +280,13 @@ def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.R
         return  # an empty plan: Spark passes a partition of its own
     stream, found = (partition.topic, partition.partition), 0
     with TaskConnection(options.access) as connection:
-        key, cancelled = connection.keys.stream(*stream), dict[bytes, str]()
+        key, cancelled, band = connection.keys.stream(*stream), dict[bytes, str](), None
+        streams = SelectedStreams(connection, options.selection)
         if "cancelled" in options.columns:
-            streams = SelectedStreams(connection, options.selection)
             cancelled = streams.cancelled(stream, partition.start, partition.end)
-        builder = ColumnBuilder(*stream, options.columns, cancelled)
+        if "band" in options.columns:
+            band = streams.band(stream)
+        builder = ColumnBuilder(*stream, options.columns, cancelled, band)
         payloads = PayloadOpener(
             options.decode if reads_payloads(options) else "none", stream[0], decoded_limit(connection)
         )

@@ -32,6 +32,7 @@ EXPECTED: Final[dict[str, tuple[type[T.DataType], ...]]] = {
     "type": (T.StringType,),
     "expires": (*NUMBERS, T.TimestampType),
     "on_expiry": (T.StringType,),
+    "band": (T.StringType,),
     "unique": (T.StringType,),
     "topic": (T.StringType,),
     "partition": NUMBERS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rsmq.errors import BrokerError, ConfigError, NotPermitted
-from rsmq.model.layout import read_layout
+from rsmq.model.layout import is_unknown, read_layout
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.pipeline.format.columns import ALL_GROUPS
 from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream
@@ -108,6 +108,14 @@ class SelectedStreams:
             return None
         found, _ = self.seek(stream, start, end, whole.expected)
         return Range(whole.topic, whole.partition, start, end, found, whole.is_strict)
+
+    def band(self, stream: Stream) -> str | None:
+        """The band of a stream. None: its topic has no bands, or was deleted, or has lost which one it was."""
+        topic, number = stream
+        sizes, stored = self._connection.ask("HMGET", self._connection.keys.topic(topic), "partitions", "layout")
+        layout = None if sizes is None or stored is None else read_layout(topic, sizes, stored)
+        band = None if layout is None or not layout.has_bands else layout.band_of(number)
+        return None if band is None or is_unknown(band) else band
 
     def cancelled(self, stream: Stream, after: str, upto: str) -> dict[bytes, str]:
         """The messages of a range that are cancelled or replaced, with the groups for which they are, as text.

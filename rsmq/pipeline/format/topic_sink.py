@@ -173,20 +173,31 @@ class TopicSink:
 
     def _targets(self, topic: Topic, batch: pa.RecordBatch, keys: BytesColumn, ids: BytesColumn) -> list[int]:
         """The partition of each row: by its key; without one its source partition, else by its id, else in turn."""
-        count, block = batch.num_rows, self._block(topic)
-        if keys is not None and None not in keys:
-            return [block.partition_for(key) for key in keys if key is not None]
+        count = batch.num_rows
         origins: list[int | None] = (
             batch.column("partition").to_pylist() if "partition" in batch.schema.names else [None] * count
         )
+        rows = zip(keys or [None] * count, ids or [None] * count, origins, self._turns(batch), strict=True)
+        bands = None if self._options.band is not None else bytes_column(batch, "band")
+        if bands is not None:
+            blocks = {each: self._block(topic, None if each is None else each.decode()) for each in {*bands}}
+            return [choose_partition(*row, blocks[band]) for row, band in zip(rows, bands, strict=True)]
+        block = self._block(topic, self._options.band)
+        if keys is not None and None not in keys:
+            return [block.partition_for(key) for key in keys if key is not None]
         if keys is None and all(origin in block.numbers for origin in {*origins}):
             return origins  # type: ignore[return-value]  # none of them is None
-        rows = zip(keys or [None] * count, ids or [None] * count, origins, self._turns(batch), strict=True)
-        return [choose_partition(key, message_id, origin, turn, block) for key, message_id, origin, turn in rows]
+        return [choose_partition(*row, block) for row in rows]
 
-    def _block(self, topic: Topic) -> Block:
-        """The partitions of the band. Raises ConfigError while they may become others."""
-        band, block = self._options.band, topic.open_block(self._options.band)
+    def _block(self, topic: Topic, band: str | None) -> Block:
+        """The partitions of a band. Raises ConfigError while they may become others, or if there is none."""
+        if band is not None and band not in topic.layout.bands:
+            raise ConfigError(
+                f"rows are for band {band!r}, and the bands of topic {topic.name!r} are "
+                f"{', '.join(topic.layout.bands)}: add it with `rsmq topic set {topic.name} --bands ...`, or store all "
+                f"rows in one band, with the option band (for `rsmq pipeline replay`: --band normal)"
+            )
+        block = topic.open_block(band)
         if self.needs_open_band and band is not None and block.band != band:
             raise ConfigError(
                 f"band {band!r} is not open yet: with idempotence={self._options.idempotence} a row that is stored in "

@@ -38,7 +38,7 @@ class ReplayOptions:
     `where` is an SQL expression over the columns of the archive, in which `key` and `value` are text. `expiry`: what
     becomes of the moment at which a message expires: it moves by the message's age, is left out, or is kept as it was.
     `with_cancelled`: also what was cancelled or replaced for every group when it was archived. `band`: that of the
-    target in which all of it is published; None: `normal`.
+    target in which all of it is published; None: each message in the band that it had.
     """
 
     archive: str
