@@ -35,13 +35,20 @@ class BodyWriter:
         self._keys = keys
         self._deployment = ""
         self._known_until = float("-inf")
+        self._learning: asyncio.Task[None] | None = None
         self._turns: dict[Turn, asyncio.Future[None]] = {}
 
     async def folder(self, topic: str) -> BodyFolder:
         """Where large payloads of a topic go. The folder of a server has the name of its deployment: no other one
         deletes what is in there. Raises BrokerUnavailable. Asks the server once: later calls must not overtake."""
         if not self._deployment:
-            await self._learn()
+            if self._learning is None:  # all of them wait for one answer, and go on in the order of their calls
+                self._learning = asyncio.ensure_future(self._learn())
+            try:
+                await asyncio.shield(self._learning)
+            finally:
+                if self._learning is not None and self._learning.done():
+                    self._learning = None
         return BodyFolder(topic, self._deployment, self._above, self._bodies.largest)
 
     async def _learn(self) -> None:

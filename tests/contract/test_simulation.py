@@ -53,6 +53,16 @@ def test_seeds_of_the_simulator_keep_every_promise() -> None:
     assert "40 of 40 seeds are clean" in done.stdout
 
 
+def test_seeds_with_encoded_messages_keep_every_promise() -> None:
+    """Keys of two ages; a store of bodies that is slow, goes away, and is swept all the time. They have found a rate
+    that counted before the body came, one that stood still after the store was away, and two messages out of order."""
+    done = simulate("--encoded", "--seed", "1", "13", "35", "176", "213", "246", "--minutes", "0.1", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 of 6 seeds are clean" in done.stdout
+    assert "sealed" in done.stdout
+    assert "stored" in done.stdout
+
+
 def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
     """Each fails as soon as the bug of its line is put back: `python -m tests.simulation.museum` has found it so."""
     seeds = {line.split()[0] for line in FAILED.read_text().splitlines()}

@@ -34,6 +34,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
     parser.add_argument("--minutes", type=float, default=0, help="virtual minutes of each seed; default: 12 seconds")
     parser.add_argument("--server", default=SERVER, choices=["valkey-8.1", "redis-8.2"], help="on this server")
+    parser.add_argument("--encoded", action="store_true", help="messages are encrypted, or lie in a store")
     parser.add_argument("--trace", type=Path, help="write everything that happened to this file")
     parser.add_argument("--until-failure", action="store_true", help="end with the first seed that fails, unshrunk")
     parser.add_argument("--only", action="append", help="let only this fault or delay happen; may be repeated")
@@ -45,7 +46,7 @@ def options() -> argparse.Namespace:
 
 def plan_of(chosen: argparse.Namespace) -> Plan:
     """The plan for the chosen span, with as many messages a second."""
-    plan = Plan()
+    plan = Plan(encodes=float(chosen.encoded))
     factor = chosen.minutes * 60 / plan.seconds if chosen.minutes else 1
     plan = replace(plan, large=1.0 if chosen.large else plan.large)
     return replace(plan, seconds=plan.seconds * factor, messages=int(plan.messages * factor))
@@ -100,6 +101,7 @@ def replay_command(chosen: argparse.Namespace, outcome: Outcome) -> str:
     words = ["python", "-m", "tests.simulation", "--seed", str(outcome.seed), "--trace", f"/tmp/{outcome.seed}"]
     words += ["--minutes", f"{chosen.minutes:g}"] if chosen.minutes else []
     words += ["--large"] if chosen.large else []
+    words += ["--encoded"] if chosen.encoded else []
     words += ["--server", chosen.server] if chosen.server != SERVER else []
     return shlex.join([*words, *(word for name in outcome.made or [""] for word in ("--only", name))])
 

@@ -15,9 +15,11 @@ import rsmq.broker.connection
 import rsmq.heartbeat.heartbeat
 import rsmq.heartbeat.presence
 import rsmq.heartbeat.registration
+import rsmq.model.body
 import rsmq.model.message
 import rsmq.persistence.inbox_writer
 import rsmq.persistence.session
+import rsmq.redis.identity
 import rsmq.worker.worker
 from tests.simulation import threads
 from tests.simulation.threads import world
@@ -77,7 +79,7 @@ def begin(seed: int) -> None:
     rsmq.heartbeat.heartbeat.memory_bytes = lambda: None
     rsmq.heartbeat.presence.Wakeup = threads.Wakeup  # type: ignore[misc,assignment]
     rsmq.model.message.uuid_utils = numbers  # type: ignore[assignment]
-    for owner in (rsmq.persistence.inbox_writer, rsmq.persistence.session):
+    for owner in (rsmq.persistence.inbox_writer, rsmq.persistence.session, rsmq.model.body, rsmq.redis.identity):
         owner.secrets = numbers  # type: ignore[attr-defined]
     for module in (rsmq.worker.worker, rsmq.broker.connection):
         module.new_member_id = lambda: str(world().current.name)  # type: ignore[attr-defined]

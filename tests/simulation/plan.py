@@ -93,10 +93,14 @@ class Plan:
     `digests`: the share of seeds with order per key and batches in which a call has the messages of one key that are
     stored within `linger` seconds (0: a batch may have several keys).
     `large`: the share of seeds in which the group has more members than `watchers`.
+    `encodes`: the share of seeds in which messages are `encoded`: compressed and encrypted with one of two keys, and of
+    half of them the bodies lie in a store, which is slow, goes away, and is swept.
     """
 
     large: float = 0.3
     watchers: int = 8
+    encodes: float = 0.0
+    encoded: Literal["", "sealed", "stored"] = ""
     digests: float = 0.45
     linger: float = 0.0
 
@@ -243,6 +247,11 @@ class Plan:
         )
         if is_hot:
             varied = varied._hot(choices)
+        # what is read of entries here, as of unique names and tenants, would need the store
+        may_encode = not (is_inbox or has_hook or has_fallback or varied.uniques or varied.expires or varied.moves)
+        if may_encode and choices.unit("encoded") < self.encodes:
+            kind = choices.among(["sealed", "stored"], "how encoded")
+            return replace(varied, encoded=kind, has_outputs=varied.has_outputs and kind == "sealed")
         may_be_quiet = distribution == "hash" and ordering != "partition" and not (batch or is_inbox or is_audited)
         if may_be_quiet and choices.unit("quiet") < self.quiet:
             varied = replace(varied, has_quiet=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
 from tests.simulation.cancels import Cancels
 from tests.simulation.digests import Digests
+from tests.simulation.encoded import TRIED, Encoded
 from tests.simulation.endings import BURIED, FALLBACK, Burials, Expiries, HandedOn
 from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
@@ -92,6 +92,7 @@ class Run:
         self.limits, self.quiet, self.digests = Limits(self), Quiet(self), Digests(self)
         self.handed_on = HandedOn(self)
         self.uniques = Uniques(self)
+        self.encoded = Encoded(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
         self._stored, self._unknown, self._poison = dict[Name, float](), set[Name](), set[Name]()
@@ -114,6 +115,8 @@ class Run:
             self.start_device(f"k{key}")
         publisher = Process(self.world, self.network, "p")
         publisher.start(self._publish())
+        if self.plan.encoded == "stored":
+            Process(self.world, self.network, "s").start(self.encoded.sweep())
         if self.plan.bands_after:
             operator = Process(self.world, self.network, "o")
             operator.start(self._add_bands())
@@ -252,7 +255,7 @@ class Run:
         for partition in self.numbers:
             stream = self.members[0].broker.keys.stream(topic, partition)
             for _, fields in self.network.ask("XRANGE", stream, "-", "+"):
-                order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
+                order = self.encoded.order(dict(zip(fields[::2], fields[1::2], strict=True)))
                 yield (order["key"], order["n"]), partition
 
     @property
@@ -261,6 +264,7 @@ class Run:
         handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
         counts = f"{len(self._stored)} published, {len(handled)} handled, {len(self.cancels.done)} cancelled"
         counts += f", {self.moves.done} moved" if self.plan.moves else ""
+        counts += f", {self.plan.encoded}" if self.plan.encoded else ""
         return f"{counts}, {len(self.expiries.ended)} expired" if self.plan.expires else counts
 
     def violate(self, what: str) -> None:
@@ -291,13 +295,14 @@ class Run:
             retention_age=timedelta(seconds=plan.retention), retention_length=60,
             retention_interval=timedelta(seconds=0.5 if plan.retention < 60 else 3),
             command_timeout=timedelta(seconds=plan.timeout),
+            **({"unavailable_timeout": TRIED} if plan.encoded == "stored" else {}),
         )  # fmt: skip
 
     def start_member(self) -> Member:
         """Start a worker in a process of its own."""
         number = len(self.members) + 1
         process = Process(self.world, self.network, f"m{number}")
-        member = Member(number, process, Broker(self.settings(number)))
+        member = Member(number, process, self.encoded.broker(number))
         self.members.append(member)
         self._register(member)
         process.start(self._serve(member))
@@ -484,7 +489,7 @@ class Run:
 
     async def _publish(self) -> None:
         choices, plan, numbers = self.world.choices, self.plan, defaultdict[str, int](int)
-        publisher = Broker(self.settings())
+        publisher = self.encoded.broker()
         if plan.bands and not plan.bands_after:
             publisher.topic(TOPIC, dict, bands=plan.bands)
         async with publisher as broker, anyio.create_task_group() as tasks:
@@ -580,7 +585,7 @@ class Run:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
                 if b"data" not in about and self._perhaps_twice:
                     continue  # a worker still had a message that the server has lost
-                order = json.loads(about.get(b"data", b'{"key": "lost", "n": 0}'))
+                order = self.encoded.order(about)
                 found.append(((order["key"], order["n"]), about[b"dlq.reason"].decode()))
         return found
 

@@ -174,7 +174,7 @@ class Runner(Pool):
                             message.payload = decode(message.data)
                         else:
                             if message.is_outside:
-                                await self.fetch(message, lane)
+                                await self._fetch_first(task_slot, message, lane)
                             message.payload = reader.read(message)
                         rest = call(message)
                     if (result := await rest) is not None:
@@ -233,8 +233,10 @@ class Runner(Pool):
         """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
         rate = self.queue.message_rate
         if message.is_outside:
-            await self.reader.fetch(message)
+            await self._fetch(message)
         if not message.is_plain and message.is_encoded and not self.reader.can_undo(message):
+            if rate is not None:
+                rate.forget(message)
             return monotonic() < lane.lease.deadline  # it does not start: to read it raises why
         try:
             is_ours = await self.start(message, lane)
@@ -247,12 +249,26 @@ class Runner(Pool):
         task_slot.start(monotonic())
         return is_ours and task_slot.started < lane.lease.deadline
 
-    async def fetch(self, message: Message, lane: Lane) -> None:
-        """Bring the body of a message from its store. Raises what `PayloadReader.fetch` raises, and Abandoned if the
-        lease has ended meanwhile: nothing may start then."""
-        await self.reader.fetch(message)
-        if monotonic() >= lane.lease.deadline:
+    async def _fetch(self, message: Message) -> None:
+        """Bring the body of a message from its store. What raises then has not started."""
+        try:
+            await self.reader.fetch(message)
+        except BaseException:
+            if self.queue.message_rate is not None:
+                self.queue.message_rate.forget(message)
+            raise
+
+    async def _fetch_first(self, task_slot: TaskSlot, message: Message, lane: Lane) -> None:
+        """The same for one that is not redelivered: it starts when its body is there, for its rate, too. Raises
+        Abandoned if the lease has ended meanwhile."""
+        await self._fetch(message)
+        if self.queue.message_rate is not None:
+            await self.queue.message_rate.starts_late(message, lane)
+        task_slot.start(monotonic())
+        if task_slot.started >= lane.lease.deadline:
             lane.lease.lose()  # or later messages would overtake this one
+            if self.queue.message_rate is not None:
+                self.queue.message_rate.forget(message)
             raise Abandoned("lost")
 
     async def start(self, message: Message, lane: Lane) -> bool:

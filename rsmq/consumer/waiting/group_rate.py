@@ -106,7 +106,8 @@ class GroupRate:
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now, which counts it. If not, it waits here until it may be tried again.
 
-        A redelivered message counts when the attempt is charged: `starts_late` must follow, or `forget`.
+        A redelivered message counts when the attempt is charged, and one whose body lies in a store when that is there:
+        `starts_late` must follow, or `forget`.
         """
         name = self._naming.name(message)
         if name is None:
@@ -125,7 +126,7 @@ class GroupRate:
             return False
         if share.waiting and not allowance.held:
             self._call_soon(share)
-        if message.is_redelivered:
+        if message.is_redelivered or message.is_outside:
             self._pending[message] = share, allowance.hold_pending(cost), cost
         else:
             self._note(message, share, now, cost)
