@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rsmq.broker.sync_broker import SyncBroker
     from rsmq.control import Cancelled, Running, Settled, Unknown
     from rsmq.errors import (
+        BatchEnded,
+        BatchExists,
         BrokerError,
         BrokerUnavailable,
         ConfigError,
@@ -54,9 +56,9 @@ else:
         "rsmq.broker.sync_broker": ("SyncBroker",),
         "rsmq.control": ("Cancelled", "Running", "Settled", "Unknown"),
         "rsmq.errors": (
-            "BrokerError", "BrokerUnavailable", "ConfigError", "HandlerTimeout", "Malformed", "NotJson",
-            "PublishUnknown", "RequestFailed", "RequestTimeout", "RsmqError", "SessionLost", "SessionTaken",
-            "TooLarge", "TopicFull",
+            "BatchEnded", "BatchExists", "BrokerError", "BrokerUnavailable", "ConfigError", "HandlerTimeout",
+            "Malformed", "NotJson", "PublishUnknown", "RequestFailed", "RequestTimeout", "RsmqError", "SessionLost",
+            "SessionTaken", "TooLarge", "TopicFull",
         ),
         "rsmq.model.message": ("Message",),
         "rsmq.model.message_ref": ("MessageRef",),
@@ -86,6 +88,8 @@ else:
 
 
 __all__ = [
+    "BatchEnded",
+    "BatchExists",
     "Breaker",
     "Broker",
     "BrokerError",

@@ -104,6 +104,28 @@ class TopicFull(RsmqError):
         self.max_length = max_length
 
 
+class BatchExists(RsmqError):
+    """There is a batch of this name. A name is free again when the state of its batch is deleted."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is a batch {name!r}: give each batch a name of its own, or go on with it by resume=True. "
+            f"`rsmq batch show` says what it has"
+        )
+        self.name = name
+
+
+class BatchEnded(RsmqError):
+    """The batch takes no more members: its callback has been sent, it was cancelled, or the server has lost it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"batch {name!r} takes no more members: it has expired, was cancelled, or is not there. What was published "
+            f"is handled all the same. Open a batch of another name for the rest"
+        )
+        self.name = name
+
+
 class OwnershipError(RsmqError):
     """This member no longer owns what it tried to change. Nothing was changed."""
 

@@ -46,7 +46,8 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "",
         (
             "rsmq.Message", "rsmq.MessageRef", "rsmq.TypedTopic", "rsmq.Publication", "rsmq.Letter", "rsmq.Session",
-            "rsmq.Cancelled", "rsmq.Running", "rsmq.Settled", "rsmq.Unknown",
+            "rsmq.Cancelled", "rsmq.Running", "rsmq.Settled", "rsmq.Unknown", "rsmq.model.message.OwnBatch",
+            "rsmq.producer.open_batch.OpenBatch", "rsmq.control.batches.BatchStatus",
         ),
     ),
     (
@@ -70,7 +71,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
             for name in (
                 "RsmqError", "ConfigError", "BrokerError", "BrokerUnavailable", "TopicFull", "PublishUnknown",
                 "TooLarge", "NotJson", "RequestTimeout", "RequestFailed", "Malformed", "HandlerTimeout", "SessionLost",
-                "SessionTaken",
+                "SessionTaken", "BatchExists", "BatchEnded",
             )
         ),
     ),

@@ -154,6 +154,24 @@ class Commands(ABC):
             raise ConfigError(f"{message!r} is plain text and knows no topic: pass topic='orders', too")
         return await self.topics.existing(topic)
 
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    async def find_batch(self, name: str) -> control.BatchStatus | None:
+        """A batch by its name: how many members it has, what became of them, and its state. None: there is none."""
+        return await control.Batches(self.client, self.keys, self.topics).find(name)
+
+    async def batches(self) -> list[control.BatchStatus]:
+        """All batches that are open, or kept after their callback, the newest last."""
+        return await control.Batches(self.client, self.keys, self.topics).every()
+
+    async def cancel_batch(self, name: str) -> control.BatchStatus | None:
+        """Cancel all members that have not started, and return what the batch is then. None: there is no such batch.
+
+        Delayed members end when they are due. A member that runs goes on; if it fails, it is not tried again. The batch
+        takes no more members, and its callback comes when all have ended.
+        """
+        return await control.Batches(self.client, self.keys, self.topics).cancel(name)
+
     # -- groups ------------------------------------------------------------------------------------------------------
 
     async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:

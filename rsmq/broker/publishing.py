@@ -6,14 +6,21 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar, Unpack
 
 from rsmq.broker.connection import BrokerPart
+from rsmq.errors import ConfigError
+from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import ManyOptions, PublishOptions, refuse_unknown
+from rsmq.model.settings import Settings
+from rsmq.producer.open_batch import BatchOptions, BatchSettings, OpenBatch
 
 T = TypeVar("T")
 
 
 class Publishing(BrokerPart):
     """The part of a broker that publishes."""
+
+    keys: Keys
+    settings: Settings
 
     def publish(
         self, /, topic: str, payload: Any, **options: Unpack[PublishOptions]
@@ -45,6 +52,35 @@ class Publishing(BrokerPart):
         """
         producer = self._producer or self._connection.producer  # its `publish` checks the event loop for less
         return producer.publish(topic, payload, **options)  # no coroutine around it: that would cost more
+
+    def batch(self, name: str, **options: Unpack[BatchSettings]) -> OpenBatch:
+        """Messages with one callback when the last of them has ended: `async with broker.batch(...) as batch:`.
+
+        `await batch.publish(topic, payload, ...)` adds a member. The batch closes at the end of the block. Options:
+
+        - `group`: the group that handles the members. It must be there, in each topic with members; other groups of
+          these topics do not count.
+        - `on_complete`: a topic that gets one message when all members have ended for good: done, failed (a dead
+          letter), cancelled or expired. Its payload has the numbers, its key is the name of the batch.
+        - `on_success`: the same when all of them are done, also after a replay of dead letters.
+        - `expires`: a duration; then the callback comes in any case, and says `abandoned` (1 day).
+        - `keep`: how long the numbers are kept after the callback; until then the name is taken (7 days).
+        - `resume`: go on with a batch whose publisher has ended before its time. Each member needs a `message_id`.
+
+        Raises BatchExists, BatchEnded and ConfigError when the block begins.
+        """
+        connection = self._connection
+        refuse_unknown("batch", options, BatchSettings.__annotations__)
+        if "group" not in options:
+            raise ConfigError("a batch needs group=...: the group that handles its members")
+        checked = BatchOptions.checked(name, **options)
+        if connection.producer.encoding is not None and connection.producer.encoding.is_required:
+            raise ConfigError(
+                "a broker that refuses payloads which are not encrypted cannot use batches: the server writes their "
+                "callbacks. Use a broker without required=True for the members and callbacks of batches"
+            )
+        about = (connection.client, self.keys, self.settings, connection.topics, connection.producer)
+        return OpenBatch(*about, checked)
 
     async def publish_many(self, topic: str, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages and return their ids. Messages of one key are stored in the order of `items`.

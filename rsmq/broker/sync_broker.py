@@ -25,6 +25,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import ManyOptions, PublishOptions
 from rsmq.model.settings import Overrides, Settings
+from rsmq.producer.open_batch import BatchSettings, OpenBatch
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 from rsmq.worker import Worker
@@ -128,6 +129,38 @@ class SyncSession(Blocking):
     ack = blocking(persistence.Session.ack)
     receive = blocking(persistence.Session.receive)
     flush = blocking(persistence.Session.flush)
+
+
+class SyncBatch(Blocking):
+    """A batch to which this process publishes: `with broker.batch(...) as batch:`. See `OpenBatch`."""
+
+    def __init__(self, portal: Portal, make: Callable[[Broker], OpenBatch]) -> None:
+        super().__init__(portal, self._made)
+        self._make = make
+        self._batch: OpenBatch | None = None
+
+    def _made(self, broker: Broker) -> OpenBatch:
+        if self._batch is None:
+            self._batch = self._make(broker)
+        return self._batch
+
+    def __enter__(self) -> Self:
+        self._portal.enter()
+        try:
+            self._call(OpenBatch.__aenter__)
+        except BaseException:
+            self._portal.leave()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._call(lambda batch: batch.__aexit__(kind, error, at))
+        finally:
+            self._portal.leave()
+
+    publish = blocking(OpenBatch.publish)
+    close = blocking(OpenBatch.close)
 
 
 class SyncTopic(Generic[T]):
@@ -249,6 +282,14 @@ class SyncBroker(Blocking):
         return SyncSession(
             self._portal, lambda broker: broker.connect(client_id, clean=clean, window=window, auto_ack=auto_ack)
         )
+
+    def batch(self, name: str, **options: Unpack[BatchSettings]) -> SyncBatch:
+        """Messages with one callback when the last of them has ended: `with`, and the options of `Broker.batch`."""
+        return SyncBatch(self._portal, lambda broker: broker.batch(name, **options))
+
+    find_batch = blocking(Broker.find_batch)
+    batches = blocking(Broker.batches)
+    cancel_batch = blocking(Broker.cancel_batch)
 
     # -- one message ---
 

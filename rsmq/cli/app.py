@@ -37,7 +37,8 @@ COMMANDS: Final = {
     "hold": "rsmq.cli.hold:app", "keys": "rsmq.cli.keys:app", "bodies": "rsmq.cli.bodies:app",
     "erase": "rsmq.cli.erase:erase",
     "dlq": "rsmq.cli.dlq:app", "device": "rsmq.cli.device:app", "schedule": "rsmq.cli.schedule:app",
-    "schema": "rsmq.cli.schema:app", "message": "rsmq.cli.message:app", "new": "rsmq.cli.new:new",
+    "schema": "rsmq.cli.schema:app", "batch": "rsmq.cli.batch:app",
+    "message": "rsmq.cli.message:app", "new": "rsmq.cli.new:new",
 }  # fmt: skip
 """Where each command, or noun with commands, is. Those of extras and other distributions are entry points."""
 

@@ -5,7 +5,7 @@ decisions; `look.py` asks the server. `cancel.py` cancels a message in any state
 `rescheduling.py` moves a delayed or parked one; `asking.py` is what both need. `schedule_run.py` asks for a run of a
 schedule beside its ticks. `search.py` finds messages by what they hold, `erase.py` erases those of a key. `holding.py`
 holds names of groups, `ending.py` lets worker processes end, `bodies.py` finds which bodies in the store are needed,
-and `audit.py` notes what operators did.
+`batches.py` finds and cancels batches, and `audit.py` notes what operators did.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rsmq.control.answer import Answer, Cancelled, Running, Settled, Unknown
+    from rsmq.control.batches import Batches, BatchStatus
     from rsmq.control.bodies import Bodies, TopicBodies
     from rsmq.control.cancel import Cancel
     from rsmq.control.erase import Erase, Erased
@@ -29,7 +30,7 @@ else:
     __getattr__, __dir__ = loading(
         __name__,
         {
-            "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel",
+            "answer": "Answer Cancelled Running Settled Unknown", "batches": "Batches BatchStatus", "cancel": "Cancel",
             "bodies": "Bodies TopicBodies", "erase": "Erase Erased",
             "holding": "GroupHold Holding", "look": "Look",
             "rescheduling": "Reschedule", "schedules": "Schedules",
@@ -39,6 +40,8 @@ else:
 
 __all__ = [
     "Answer",
+    "BatchStatus",
+    "Batches",
     "Bodies",
     "Cancel",
     "Cancelled",

@@ -171,7 +171,8 @@ class Keys:
         return f"{self.stream(topic, partition)}:{group}:errors"
 
     def cancels(self, topic: str, partition: int, group: str) -> str:
-        """Hash: stream id -> `asked`, `interrupt` or `running`, of messages that are to be cancelled."""
+        """Hash: stream id -> `asked`, `interrupt` or `running`, of messages that are to be cancelled; `batch|home` ->
+        until when its members are."""
         return f"{self.stream(topic, partition)}:{group}:cancels"
 
     def cancelled(self, topic: str, partition: int, group: str) -> str:
@@ -234,6 +235,24 @@ class Keys:
     def outboxes(self) -> str:
         """Hash: id of a database -> what waits in its outbox, as its relay has last counted it (JSON)."""
         return f"{self.prefix}:outboxes"
+
+    def batch_names(self, shard: int) -> str:
+        """Hash: name -> home of each batch of a shard that is open or kept. No topic has a `%`."""
+        return f"{self.prefix}:{{%batches.{shard}}}:names"
+
+    def batch_due(self, shard: int) -> str:
+        """ZSET: due_ms -> home of each batch: when it expires, or when its state goes."""
+        return f"{self.prefix}:{{%batches.{shard}}}:due"
+
+    def batch_state(self, home: str) -> str:
+        """Hash: name, group, callbacks, times and counts of a batch. `home`: its shard and id. Scripts derive it."""
+        shard, _, identity = home.partition(".")
+        return f"{self.prefix}:{{%batches.{shard}}}:state:{identity}"
+
+    def batch_members(self, home: str) -> str:
+        """String: four bits for each member of a batch, its outcome. Scripts derive it."""
+        shard, _, identity = home.partition(".")
+        return f"{self.prefix}:{{%batches.{shard}}}:members:{identity}"
 
     def device(self, device: str) -> tuple[str, str, str, str]:
         """All keys of a device except its letters: inbox, session, expiry, wake."""

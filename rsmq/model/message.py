@@ -19,6 +19,7 @@ from anyio import from_thread
 from pydantic_core import to_json
 
 from rsmq.errors import ConfigError, Malformed, MessageError, NotJson, Oversized
+from rsmq.model.batch_member import FIELD, BatchMember
 from rsmq.model.body import check_ref, is_outside
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.encoding import ENC, Encoding, binding_of, why_sealed
@@ -82,6 +83,10 @@ class Origin(Protocol):
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
     ) -> Coroutine[Any, Any, MessageRef]: ...
+    def publish_member(
+        self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, MessageRef]: ...
+    def join(self, message: Message, member: BatchMember) -> None: ...
     def permit(self, message: Message, name: str) -> AnyPermit: ...
     def spent(self, message: Message, number: int) -> None: ...
 
@@ -121,6 +126,11 @@ class MessageOrigin:
             "write @broker.handler(..., output='invoices')"
         )
 
+    publish_member = publish
+
+    def join(self, message: Message, member: BatchMember) -> None:
+        """No settlement follows here."""
+
     def permit(self, message: Message, name: str) -> AnyPermit:
         """Refuse, in the same way."""
         raise ConfigError(f"message.permit({name!r}) works in the process of the worker, not with execution='process'")
@@ -137,12 +147,12 @@ class Message:
     handler call may have started it before. `is_plain`: there are only data, perhaps id and perhaps key, in this order,
     so no headers. Text fields are decoded on first use: most handlers need only the payload. These exist only if it is
     not plain: `expires_ms`, when it expires, in ms since 1970, or None; `encoding`, its field `enc`, or None;
-    `is_encoded`: `data` is still as it is stored.
+    `is_encoded`: `data` is still as it is stored; `member`: which member of a batch it is, or None.
     """
 
     __slots__ = (
         "_body", "_entry", "_id", "_key", "addressee", "attempt", "data", "encoding", "entry_id", "expires_ms",
-        "is_encoded", "is_plain", "is_redelivered", "is_suspect", "origin", "payload", "routing_key",
+        "is_encoded", "is_plain", "is_redelivered", "is_suspect", "member", "origin", "payload", "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
@@ -181,6 +191,7 @@ class Message:
             self.expires_ms: int | None = None
             self.encoding: str | None = None
             self.is_encoded = False
+            self.member: BatchMember | None = None
             self.data = entry[1]
             self._id = entry[3]
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
@@ -207,6 +218,9 @@ class Message:
         self._body: bytes | None = None
         self.encoding = fields[ENC].decode(errors="backslashreplace") if self.is_encoded else None
         self.expires_ms = expiry_of(fields, stored_ms(self)) if EXPIRES in fields else None
+        self.member = BatchMember.read(fields[FIELD]) if FIELD in fields else None
+        if self.member is not None:
+            self.origin.join(self, self.member)
         size = sum(map(len, entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
             raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
@@ -277,6 +291,8 @@ class Message:
         own = KNOWN_FIELDS if self.expires_ms is None else KNOWN_FIELDS | EXPIRY_FIELDS
         if self.encoding is not None and is_outside(fields[ENC]):
             own = own | {b"ref"}
+        if self.member is not None:
+            own = own | {FIELD}
         for name in fields.keys() - own:
             headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
         return headers
@@ -365,6 +381,11 @@ class Message:
         refuse_thread(is_async=False)
         return from_thread.run(self.origin.publish, self, topic, payload, options)
 
+    @property
+    def batch(self) -> OwnBatch | None:
+        """The batch of which it is a member; None: of none. `await message.batch.publish(...)` adds a member."""
+        return None if self.is_plain or self.member is None else OwnBatch(self, self.member)
+
     def permit(self, name: str) -> AnyPermit:
         """Permission for one call, under the limits of the handler's `permits`: `async with message.permit("twilio"):`.
 
@@ -408,6 +429,33 @@ class Message:
     def __repr__(self) -> str:
         key = None if self.key is None else name_in_log(self.key)
         return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key} attempt={self.attempt}>"
+
+
+class OwnBatch:
+    """The batch of a message that a handler has. `id`: random, and the same in all its members and its callback."""
+
+    __slots__ = ("_message", "id")
+
+    def __init__(self, message: Message, member: BatchMember) -> None:
+        self._message = message
+        self.id = member.home
+
+    def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, MessageRef]:
+        """Publish an output, as `message.publish` does, that is a member of the batch: its callback waits for it.
+
+        The group of the batch must be one of the topic. What a failed attempt has added does not count. Takes no
+        `message_id`. Raises ConfigError.
+        """
+        refuse_thread(is_async=True)
+        return self._message.origin.publish_member(self._message, topic, payload, options)
+
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> MessageRef:
+        """`publish` for handlers that are plain functions."""
+        refuse_thread(is_async=False)
+        return from_thread.run(self._message.origin.publish_member, self._message, topic, payload, options)
+
+    def __repr__(self) -> str:
+        return f"<OwnBatch {self.id}>"
 
 
 def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from rsmq.model.batch_member import BatchMember
 from rsmq.model.body import Body
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.json import decode_json
@@ -18,7 +19,7 @@ from rsmq.redis.topics import Topic
 
 OUT_LENGTH: Final = 10_000
 """Entries of an out-stream. When it is full, settlements with outputs wait."""
-OUT_FIELDS: Final = frozenset({b"out.topic", b"out.partition", b"out.due", b"out.window"})
+OUT_FIELDS: Final = frozenset({b"out.topic", b"out.partition", b"out.due", b"out.window", b"out.batch"})
 """Fields of an entry of an out-stream beside those of the message."""
 
 
@@ -33,7 +34,8 @@ class OwnKey:
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
     """One output, encoded. `due`: empty, or when it is to be delivered (see `due_time`). `is_once`: its id was given,
-    so it is stored once within the dedup window. `body`: where the payload lies in a store, what was put there."""
+    so it is stored once within the dedup window. `body`: where the payload lies in a store, what was put there.
+    `member`: which member of a batch it is."""
 
     target: Topic
     partition: int
@@ -45,6 +47,7 @@ class Output:
     own: OwnKey | None = None
     encoding: Encoding = NO_CODECS
     body: Body | None = None
+    member: BatchMember | None = None
 
     def with_body(self, body: Body) -> Output:
         """The same with its body under another name."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
 
-from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
+from rsmq.errors import OTHER_LOOP, BatchEnded, ConfigError, TooLarge
+from rsmq.model.batch_member import BatchMember
 from rsmq.model.body import Body, BodyFolder
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
@@ -36,7 +37,20 @@ from rsmq.model.publish_options import (
 )
 from rsmq.model.settings import Settings
 from rsmq.model.unique import OnConflict, Unique, Until
-from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, EntryEncoder, Once, Waiter
+from rsmq.model.words import suggestion
+from rsmq.producer.batch import (
+    MOST_BYTES,
+    MOST_MESSAGES,
+    Append,
+    Batch,
+    Delay,
+    Encode,
+    EntryEncoder,
+    MembersDelay,
+    MembersOnce,
+    Once,
+    Waiter,
+)
 from rsmq.producer.bodies import BodyWriter
 from rsmq.producer.claims import Claim, Claims
 from rsmq.producer.in_doubt import InDoubtMessages
@@ -45,7 +59,9 @@ from rsmq.producer.publication import Preparation
 from rsmq.producer.send_queue import SendQueue
 from rsmq.producer.sender import Sender
 from rsmq.redis.client.connector import Client
-from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic
+from rsmq.redis.scripts import COUNT_MEMBERS, OK
+from rsmq.redis.streams import group_names
+from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic, note_batches
 
 LARGE: Final = 4096
 """Larger messages join a batch one by one, so that it does not become much larger than it may."""
@@ -235,6 +251,49 @@ class Producer:
             note_answer(ref, batch, position)
         return ref
 
+    async def store_member(self, output: Output, lifetime_ms: int, *, is_again: bool = False) -> StoredMember:
+        """Store a member of a batch, as `output` has made it. Raises what `publish` raises.
+
+        `lifetime_ms`: so long a given id is remembered. `is_again`: an earlier call may have stored it.
+        """
+        kind: type[Batch] = MembersDelay if output.due else MembersOnce if output.is_once or is_again else Append
+        stream = self._stream(output.target, output.partition)
+        batch = self._queue(0).batch(kind, output.target, output.partition, stream)
+        if isinstance(batch, MembersDelay):
+            batch.due.setdefault(output.message_id, output.due)
+        if isinstance(batch, MembersDelay | MembersOnce):
+            batch.lifetimes[output.message_id] = lifetime_ms
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        position = len(batch.ids)
+        batch.add(output.message_id, kind.pack(list(output.fields)), output.size)
+        batch.waiters.append(waiter)
+        await waiter
+        fields = output.fields
+        ref = MessageRef.of(output.message_id, batch.home, str(fields[5]) if fields[4] == "key" else None)
+        if output.is_once:
+            note_answer(ref, batch, position)
+        known = batch.known.get(output.message_id) if isinstance(batch, MembersDelay | MembersOnce) else None
+        return StoredMember(ref, known)
+
+    async def admit_batch(self, home: str, group: str, topic: str) -> None:
+        """Let a batch have members in a topic. Raises ConfigError if its group is none of the topic's, or if a full
+        topic would drop members, and BatchEnded."""
+        found = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
+        groups = await group_names(self._client, self.keys, topic, found.numbers[0])
+        if group not in groups:
+            raise ConfigError(
+                f"topic {topic!r} has no group {group!r}, which is to handle the members of the batch: "
+                f"{suggestion(group, groups, 'groups') or 'start a worker with its handler first'}"
+            )
+        if found.max_length and found.on_full == "trim":
+            raise ConfigError(
+                f"topic {topic!r} drops messages when it is full, and a batch would wait for them until it expires: "
+                f"use a topic with on_full=reject"
+            )
+        await note_batches(self._topics, topic)
+        if await COUNT_MEMBERS(self._client, (self.keys.batch_state(home),), (home, "topic", topic)) != OK:
+            raise BatchEnded(home)
+
     async def output(
         self,
         topic: str,
@@ -248,6 +307,7 @@ class Producer:
         expires: Duration | datetime | None = None,
         on_expiry: OnExpiry | None = None,
         band: str | None = None,
+        member: BatchMember | None = None,
     ) -> Output:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
         writes."""
@@ -256,14 +316,17 @@ class Producer:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
         due = due_time(delay, at)
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
+        if member is not None:
+            extra = (*extra, "batch", member.field)
         folder = None if self._bodies is None else await self._bodies.folder(topic)
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra, folder)
         block = target.normal if band is None else await self._block(target, band)
         partition = block.first + partition_for(identity if key is None else key, block.count)
         encoding = self.encoding or NO_CODECS
         body = await self._stored_body(folder)
+        is_once = message_id is not None
         return Output(
-            target, partition, identity, fields, size, due, message_id is not None, encoding=encoding, body=body
+            target, partition, identity, fields, size, due, is_once, encoding=encoding, body=body, member=member
         )  # fmt: skip
 
     async def _stored_body(self, folder: BodyFolder | None) -> Body | None:
@@ -296,7 +359,15 @@ class Producer:
         await waiter
         return claimed(entry, message_id, batch, key)
 
-    async def moved(self, message: Message, topic: str, headers: Mapping[str, str], band: str, *payload: Any) -> Output:
+    async def moved(
+        self,
+        message: Message,
+        topic: str,
+        headers: Mapping[str, str],
+        band: str,
+        *payload: Any,
+        member: BatchMember | None = None,
+    ) -> Output:
         """A message for another topic, that a settlement stores later: its bytes and content type, or another payload;
         its key, its moment of expiry, and its band where the topic has one of that name. Its id is new.
 
@@ -313,6 +384,8 @@ class Producer:
             headers = self.prepare(topic, shown, headers, key)
         identity, extra = self._new_id(), same_expiry(message)
         folder = None if self._bodies is None else await self._bodies.folder(topic)
+        if member is not None:
+            extra = (*extra, "batch", member.field)
         if self.encoding is not None:
             data, extra = self.encoding.extend(data, identity, key, kind, extra, folder)
         fields = entry_fields(data, identity, key, kind, headers, extra)
@@ -574,6 +647,14 @@ class Producer:
         state = "running" if self._tasks else "not running"
         bodies = "" if self._bodies is None else f" {self._bodies!r}"
         return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}{bodies}>"
+
+
+class StoredMember(NamedTuple):
+    """A member of a batch that is stored. `known`: where a message of its id is that was there before: a stream id, or
+    when it is due."""
+
+    ref: MessageRef
+    known: bytes | None
 
 
 def claimed(claim: Claim, identity: str, batch: Batch, key: str | None) -> MessageRef:

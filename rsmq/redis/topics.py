@@ -135,6 +135,7 @@ class Topics:
         self._known: dict[str, tuple[float, Topic]] = {} if known is None else {known.name: (monotonic(), known)}
         self._lookups: dict[str, deque[LookupCaller]] = {}
         self._unreadable: dict[str, str] = {}
+        self._with_batches = set[str]()
 
     async def ensure(self, name: str, partitions: int | None = None) -> Topic:
         """Return the topic, created on first use, with the bands that this process declares.
@@ -203,6 +204,8 @@ class Topics:
         if "partitions" not in found:
             return None
         topic = self._read(name, found)
+        if "batches" in found:
+            self._with_batches.add(name)
         self._known[name] = (monotonic() + FRESH_SECONDS, topic)
         return topic
 
@@ -453,6 +456,18 @@ def write_limits(limits: Mapping[str, Any]) -> dict[str, Value]:
                 f"retention_age as a duration from 0"
             )
     return fields
+
+
+def topics_with_batches(topics: Topics) -> set[str]:
+    """Topics with members or callbacks of batches, of those that were read."""
+    return topics._with_batches
+
+
+async def note_batches(topics: Topics, name: str) -> None:
+    """Let workers of a topic know that there are batches: only then they look for those that expire."""
+    if name not in topics._with_batches:
+        await topics._client.execute_command("HSET", topics._keys.topic(name), "batches", 1)
+        topics._with_batches.add(name)
 
 
 def cached_topic(topics: Topics, name: str) -> Topic | None:

@@ -37,6 +37,7 @@ from rsmq.redis.topics import Declaration, Topic, Topics
 from rsmq.worker.added_schedules import AddedSchedules
 from rsmq.worker.auditor import Auditor
 from rsmq.worker.band_opener import BandOpener
+from rsmq.worker.batch_ends import BatchEnds
 from rsmq.worker.delayed_poller import DelayedPoller
 from rsmq.worker.eviction_monitor import EvictionMonitor
 from rsmq.worker.retention import Retention
@@ -176,6 +177,7 @@ class Worker:
             StrayMover(client, keys, self._topics, self.consumers).run,
             BandOpener(self._topics, self.consumers).run,
             *self._sweeper(),
+            BatchEnds(client, keys, self._topics, self.consumers).run,
             self._added_schedules.run,
             self._monitor_leases,
             *(() if self._max_messages is None else (partial(self._count_messages, self._max_messages),)),

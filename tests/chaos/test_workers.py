@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.chaos import batches_run
 from tests.chaos.conftest import RunScenario
 
 pytestmark = pytest.mark.chaos
@@ -79,3 +80,8 @@ async def test_outputs_are_stored_once_while_workers_die(run_scenario: RunScenar
 async def test_permits_and_holds_outlive_their_members(run_scenario: RunScenario, limits: str) -> None:
     """Never more calls at once than permits, all of them come back, and nothing of a held name starts."""
     await run_scenario("permits while workers die", limits=limits)
+
+
+async def test_batches_call_back_once_while_workers_and_publishers_die() -> None:
+    """Members that fail, are rejected, or add others. The long form is `python -m tests.chaos.batches_run`."""
+    assert await batches_run.run(batches=6, members=20, kills=4, seed=1) == []

@@ -35,6 +35,7 @@ EXAMPLE = {
     "request": "<request id>",
     "shard": "<shard>",
     "bucket": "<bucket>",
+    "home": "<shard>.<id>",
     "gateway": "<gateway>",
     "token": "<token>",
 }
@@ -102,6 +103,7 @@ def test_no_two_keys_collide() -> None:
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
                   "name": "string", "work": "work", "number": partition, "device": f"{topic}.{partition}",
                   "seq": partition, "shard": partition, "bucket": partition, "gateway": member,
+                  "home": f"{partition}.{member[0]}",
                   "task": message_id, "request": message_id, "token": message_id}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")

@@ -31,6 +31,7 @@ TOP: Final = """\
 # Written by: python -m tests.repository.public_names --write
 """
 PRINTED: Final = {
+    "batch": ("rsmq.control.batches:BatchStatus",),
     "client": ("rsmq.persistence.mqtt_clients:MqttClient",),
     "device": ("rsmq.persistence:Device",),
     "doctor": ("rsmq.inspector.state:ServerState",),

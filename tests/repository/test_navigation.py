@@ -17,8 +17,8 @@ MOVED = {
 """Pages that were reports, and where they are now."""
 
 PAGES = (
-    "application benchmarks compatibility dashboard database deployment devices django glossary guarantees how-to "
-    "index internals keys migrate-arq migrate-celery migrate-dramatiq migrate-faststream migrate-mqtt "
+    "application batches benchmarks compatibility dashboard database deployment devices django glossary guarantees "
+    "how-to index internals keys migrate-arq migrate-celery migrate-dramatiq migrate-faststream migrate-mqtt "
     "migrate-redis-streams migrate-rq migrate-taskiq mqtt mqtt-conformance notifications operations pipeline reference "
     "robustness security settings stability telemetry testing tutorial wire-format"
 )

@@ -42,6 +42,11 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
         "dropped", "expired", "late", "mqtt", "source:s", "source:!g",
     ),
     "received": ("7",),
+    "batch_names": ("campaign",),
+    "batch_state": (
+        "name", "group", "opened_ms", "expires_ms", "keep_ms", "on_complete", "on_success", "total", "done", "closed",
+        "blocks", "block|b", "total|b", "ended_ms", "state", "pending|on_complete", "topic|orders",
+    ),
     "will": ("1", "published"),
     "gateway_clients": ("phone",),
     "bans": ("client phone", "user ada", "address 10.0.0.7/32"),
@@ -50,11 +55,23 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 HASHES: Final = frozenset(FIELDS)
 SETS: Final = frozenset({"topics", "members"})
 ZSETS: Final = frozenset(
-    {"schedules", "delayed", "marks", "retry", "waits", "cancelled", "inbox", "expiry", "gateways"}
+    {"schedules", "delayed", "marks", "retry", "waits", "cancelled", "inbox", "expiry", "gateways", "batch_due"}
 )
 STREAMS: Final = frozenset({"stream", "out", "dlq", "handed_on", "history", "audit"})
 STRINGS: Final = frozenset(
-    {"deployment", "dedup", "rate", "permits", "alive", "vitals", "letter", "task", "reply", "gateway_about"}
+    {
+        "deployment",
+        "dedup",
+        "rate",
+        "permits",
+        "alive",
+        "vitals",
+        "letter",
+        "task",
+        "reply",
+        "gateway_about",
+        "batch_members",
+    }
 )
 SEVERAL: Final = frozenset({"mqtt", "retained"})
 """Several keys under one method."""
@@ -79,7 +96,8 @@ def of(keys: Keys, kind: str) -> str:
         "holders": ("orders", "billing"), "leader": ("outbox.db",),
         "members": ("orders", "billing"), "alive": ("orders", "billing", "other"), "group": ("orders", "billing"),
         "vitals": ("orders", "billing", "other"), "letter": ("phone", 1), "task": ("t",), "reply": ("r",),
-        "gateway_clients": ("other",), "gateway_about": ("other",),
+        "gateway_clients": ("other",), "gateway_about": ("other",), "batch_names": (0,), "batch_due": (0,),
+        "batch_state": ("0.b",), "batch_members": ("0.b",),
     }  # fmt: skip
     if isinstance(found, str):
         return found

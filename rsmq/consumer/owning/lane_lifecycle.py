@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from rsmq.consumer.reading.fetchers import Fetchers
@@ -13,6 +13,7 @@ from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import key_rate_of
+from rsmq.consumer.waiting.outgoing import MemberInFlight
 from rsmq.errors import BrokerError
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
@@ -139,7 +140,9 @@ class LaneLifecycle:
         for lane in lanes:
             await self._hand_back(lane, lane.outgoing.take_all())
 
-    async def _hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[tuple[bytes, int]] = ()) -> None:
+    async def _hand_back(
+        self, lane: Lane, messages: Sequence[Message | MemberInFlight], unsure: Collection[tuple[bytes, int]] = ()
+    ) -> None:
         if (messages or unsure) and lane.lease.is_held():
             try:
                 await self._settler.hand_back(lane, messages, unsure)

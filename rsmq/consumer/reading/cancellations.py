@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,8 +19,9 @@ from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError, Malformed
+from rsmq.model.batch_member import FIELD, BatchMember, batch_mark
 from rsmq.model.clock import monotonic
-from rsmq.model.message import Message
+from rsmq.model.message import Message, RawEntry
 from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import ANSWER_CANCEL
 
@@ -28,6 +29,9 @@ log = logging.getLogger("rsmq.cancel")
 
 REST: Final = 0.5
 """Seconds between two looks at what is in flight, while marks of messages that are not delivered yet are there."""
+
+
+NO_MEMBERS: Final[Mapping[bytes, BatchMember]] = {}
 
 
 class Cancellations:
@@ -58,7 +62,8 @@ class Cancellations:
         kept, found = [], list[tuple[Lane, set[bytes]]]()
         for stream, entries in reply:
             lane = by_stream.get(stream)
-            marked = set() if lane is None else await self.marked(lane, [entry_id for entry_id, _ in entries])
+            ids = [entry_id for entry_id, _ in entries]
+            marked = set() if lane is None else await self.marked(lane, ids, members_in(entries))
             if lane is not None and marked:
                 found.append((lane, marked))
             kept.append([stream, [entry for entry in entries if entry[0] not in marked]])
@@ -67,12 +72,25 @@ class Cancellations:
             await self.settle(lane, marked)
         return [each for each in kept if each[1]]
 
-    async def marked(self, lane: Lane, ids: Sequence[bytes]) -> set[bytes]:
-        """Those that are to be cancelled."""
-        if not ids:
-            return set()
-        values = await self._client.execute_command("HMGET", lane.cancels_key, *ids)
-        return {entry_id for entry_id, value in zip(ids, values, strict=True) if value is not None}
+    async def marked(
+        self, lane: Lane, ids: Sequence[bytes], members: Mapping[bytes, BatchMember] = NO_MEMBERS
+    ) -> set[bytes]:
+        """Those that are to be cancelled. `members`: which of them belong to which batches."""
+        return set(await self._marks(lane, ids, members)) if ids else set()
+
+    async def _marks(
+        self, lane: Lane, ids: Sequence[bytes], members: Mapping[bytes, BatchMember]
+    ) -> dict[bytes, bytes]:
+        """The marks of messages, also those of their batches."""
+        homes = sorted({member.home for member in members.values() if member.of_group(lane.group)})
+        names = (*ids, *(batch_mark(home) for home in homes))
+        values = await self._client.execute_command("HMGET", lane.cancels_key, *names)
+        found = {entry_id: value for entry_id, value in zip(ids, values, strict=False) if value is not None}
+        cancelled = {home for home, value in zip(homes, values[len(ids) :], strict=True) if value is not None}
+        for entry_id, member in members.items() if cancelled else ():
+            if member.home in cancelled:
+                found.setdefault(entry_id, b"asked")
+        return found
 
     async def settle(self, lane: Lane, ids: Collection[bytes]) -> None:
         """Settle messages that have not started and will not."""
@@ -108,9 +126,9 @@ class Cancellations:
                 await self._moves.look_at(lane)
 
     async def _look_at(self, lane: Lane) -> None:
-        ids = list(lane.in_flight)
-        values = await self._client.execute_command("HMGET", lane.cancels_key, *ids) if ids else []
-        marks = {entry_id: how for entry_id, how in zip(ids, values, strict=True) if how is not None}
+        ids, known = list(lane.in_flight), lane.outgoing.members
+        members = {each: known[each].member for each in ids if each in known} if known else NO_MEMBERS
+        marks = await self._marks(lane, ids, members) if ids else {}
         if not marks or not lane.lease.is_held():
             return
         gone = self._runner.queue.cancel(lane, marks.keys() & lane.undecided())
@@ -140,3 +158,14 @@ class Cancellations:
 
     def __repr__(self) -> str:
         return f"<Cancellations {self._context.name}>"
+
+
+def members_in(entries: Iterable[RawEntry]) -> Mapping[bytes, BatchMember]:
+    """Which of these entries are members of which batches."""
+    found = dict[bytes, BatchMember]()
+    for entry_id, fields in entries:
+        if len(fields) >= 6 and FIELD in fields[::2]:
+            member = BatchMember.read(fields[2 * fields[::2].index(FIELD) + 1])
+            if member is not None:
+                found[entry_id] = member
+    return found

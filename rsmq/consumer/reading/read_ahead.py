@@ -179,7 +179,10 @@ class ReadAhead:
         words = [(entry_id, row[0]) for entry_id, row in rows.items() if len(row) == 1]
         self._settler.report_lost(lane, [entry_id for entry_id, word in words if word == b"LOST"])
         self._settler.report_trimmed(lane, [entry_id for entry_id, word in words if word == b"TRIMMED"])
-        self._stats["cancelled"] += sum(word == b"CANCELLED" for _, word in words)
+        cancelled = [entry_id for entry_id, word in words if word == b"CANCELLED"]
+        for entry_id in cancelled:
+            self._settler.left_batch(lane, entry_id)
+        self._stats["cancelled"] += len(cancelled)
 
     @property
     def _trims(self) -> int:

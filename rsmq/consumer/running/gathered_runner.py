@@ -44,14 +44,21 @@ class GatheredRunner(BatchRunner):
         return now < message.origin.lease.deadline  # type: ignore[attr-defined, no-any-return]
 
     async def collect(
-        self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
+        self,
+        message: Message,
+        lane: Lane,
+        topic: str,
+        payload: Any,
+        options: Mapping[str, Any],
+        *,
+        is_member: bool = False,
     ) -> MessageRef:
         """Keep an output of a running message until its call is settled."""
         running = next((each.messages for each in self.task_slots if message in each.messages), ())
         together = [each for each in running if isinstance(each, Message)]
-        return await self._settler.outputs.collect(
-            message, lane, topic, payload, options, partial(self._check_runs, message), together
-        )
+        check = partial(self._check_runs, message)
+        about = (message, lane, topic, payload, options, check, together)
+        return await self._settler.outputs.collect(*about, is_member=is_member)
 
     async def _handle_started(self, task_slot: TaskSlot, picked: list[Message], heads: list[Message]) -> None:
         """A member whose key is missing lets the whole call wait, as long as it waits itself."""

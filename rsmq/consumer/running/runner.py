@@ -96,11 +96,19 @@ class Runner(Pool):
         self._holds = holds
 
     async def collect(
-        self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
+        self,
+        message: Message,
+        lane: Lane,
+        topic: str,
+        payload: Any,
+        options: Mapping[str, Any],
+        *,
+        is_member: bool = False,
     ) -> MessageRef:
         """Keep an output of a running message until it is settled."""
         check = partial(self._check_runs, message)
-        return await self._settler.outputs.collect(message, lane, topic, payload, options, check)
+        collect = self._settler.outputs.collect
+        return await collect(message, lane, topic, payload, options, check, is_member=is_member)
 
     def _check_runs(self, message: Message) -> None:
         if not self.runs(message) and message not in self._dying:
@@ -302,6 +310,7 @@ class Runner(Pool):
             await self.bury(message, lane, decision, message.attempt - 1)
         else:
             log.debug("%s: expired, dropped: %s", self._name, message)
+            lane.outgoing.end_as(message, "expired")
             await self._settle(message, lane)
         return True
 

@@ -78,7 +78,8 @@ class Fallbacks:
         headers = fallback_headers(message, decision, attempts)
         while lane.lease.is_held():
             try:
-                return await producer.moved(message, fallback.target, headers, lane.band, *payload)
+                member = lane.outgoing.moved_member(message, fallback.group)
+                return await producer.moved(message, fallback.target, headers, lane.band, *payload, member=member)
             except BrokerUnavailable as error:
                 self._throttled.warn(f"{message} waits for the server on its way to {fallback.target!r}", error)
                 await asyncio.sleep(0.1)

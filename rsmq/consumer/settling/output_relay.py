@@ -14,6 +14,7 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError, ConfigError, RsmqError
 from rsmq.model.backoff import Backoff
+from rsmq.model.batch_member import HOME
 from rsmq.model.keys import NAME
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.packing import pack_fields
@@ -21,13 +22,15 @@ from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.record import text, whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import OUT_FIELDS
-from rsmq.redis.scripts import RELAY_OUTPUTS, Value
+from rsmq.redis.scripts import COUNT_MEMBERS, RELAY_OUTPUTS, Value
 from rsmq.redis.streams import read_entries, trim
 from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic
 
 log = logging.getLogger("rsmq.relay")
 
 PAGE: Final = 200
+MOST_CHANGES: Final = 2000
+"""Arguments of one call that counts members of a batch, four for each."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two attempts, while a target is full or a server is away."""
@@ -50,6 +53,10 @@ class WaitingOutput:
                 about[name.decode()] = value.decode()
             else:
                 fields += (name, value)
+        if "out.batch" in about:
+            if len(fields) != 2 or fields[0] != b"changes" or HOME.fullmatch(about["out.batch"]) is None:
+                raise ValueError("it names no members of a batch")
+            return cls(entry_id, about, fields)
         topic, number = about.get("out.topic", ""), about.get("out.partition", "")
         if not NAME.fullmatch(topic) or not (whole(number) or 0) < MOST_PARTITIONS or whole(number) is None:
             raise ValueError(f"it names no partition: out.topic={topic[:60]!r}, out.partition={number[:60]!r}")
@@ -61,7 +68,9 @@ class WaitingOutput:
 
     @property
     def target(self) -> tuple[str, int]:
-        """Topic and partition."""
+        """Topic and partition. Of what members of a batch have done: the batch, and -1."""
+        if "out.batch" in self.about:
+            return self.about["out.batch"], -1
         return self.about["out.topic"], int(self.about["out.partition"])
 
     @property
@@ -142,7 +151,10 @@ class OutputRelay:
         moved, full, trouble = list[bytes](), "", None
         for target, entries in by_target.items():
             try:
-                done = await self._append(lane, target, entries)
+                if target[1] < 0:
+                    done = await self._count(target[0], entries)
+                else:
+                    done = await self._append(lane, target, entries)
             except (BrokerError, ConfigError) as error:
                 trouble = error
                 continue
@@ -169,6 +181,15 @@ class OutputRelay:
                 await self._client.execute_command("XADD", dead, "MAXLEN", "~", keep, "*", *flat, *about)
                 await self._client.execute_command("XDEL", self._out(lane), entry_id)
         return page if entries else None
+
+    async def _count(self, home: str, entries: list[WaitingOutput]) -> int:
+        """Note in a batch what its members have done. It may be noted twice."""
+        for each in entries:
+            changes = each.fields[1].split()
+            for at in range(0, len(changes), MOST_CHANGES):
+                args: list[Value] = [home, "left", "", *changes[at : at + MOST_CHANGES]]
+                await COUNT_MEMBERS(self._client, (self._keys.batch_state(home),), args)
+        return len(entries)
 
     async def _append(self, lane: Lane, target: tuple[str, int], entries: list[WaitingOutput]) -> int:
         """Append entries to one target. Returns how many of them are there now. A full one gets one more, up to twice

@@ -24,6 +24,7 @@ from rsmq.errors import (
 )
 from rsmq.heartbeat.circles import standing_circle
 from rsmq.model.backoff import Backoff
+from rsmq.model.batch_member import BatchMember, Numbers
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message, stored_entry
 from rsmq.model.message_ref import MessageRef
@@ -36,6 +37,8 @@ from rsmq.redis.streams import trim
 log = logging.getLogger("rsmq.settle")
 
 MOST_OUTPUTS: Final = 1000
+MOST_NUMBERED: Final = 1000
+"""Batches to which this member adds: more begin new blocks."""
 MOST_BYTES: Final = 4 << 20
 """Of one message: more would hold up the server, which stores them in one step."""
 PAGE_OUTPUTS: Final = 200
@@ -68,6 +71,8 @@ class Outputs:
         self._ask, self._on_stale = ask, on_stale
         self._throttled = ThrottledLog(log)
         self.relay = OutputRelay(context)
+        self._numbers: dict[tuple[str, str], Numbers] = {}
+        self._batch_topics = set[tuple[str, str]]()
         self._tasks: anyio.abc.TaskGroup | None = None  # while the settler runs
 
     def use(self, tasks: anyio.abc.TaskGroup | None) -> None:
@@ -86,20 +91,47 @@ class Outputs:
         options: Mapping[str, Any],
         check: Callable[[], None],
         together: Sequence[Message] = (),
+        *,
+        is_member: bool = False,
     ) -> MessageRef:
         """Keep an output of a running message until it is settled. `check` raises if it does not run. `together`: the
-        messages that are settled in one call with it, and share its bounds."""
+        messages that are settled in one call with it, and share its bounds. `is_member`: the output is a member of the
+        message's batch."""
         check()
         if "wait_replicas" in options:
             raise ConfigError("message.publish has no wait_replicas: its output is stored when the message is settled")
         refuse_unknown("message.publish", options, OutputOptions.__annotations__)
-        output = await self._producer.output(topic, payload, **options)
+        member = await self._next_member(message, topic, options) if is_member else None
+        output = await self._producer.output(topic, payload, **options, member=member)
         check()  # the lookup of a topic takes a moment
         entry = lane.outgoing.of(message)
         of_others = [each for each in map(lane.outgoing.of, together) if each.message is not message]
         self._check_bounds([*entry.outputs, *[each for other in of_others for each in other.outputs]], output)
         lane.outgoing.keep(entry, output)
+        if member is not None:
+            entry.added.append(member)
         return output.ref
+
+    async def _next_member(self, message: Message, topic: str, options: Mapping[str, Any]) -> BatchMember:
+        """The next member of the batch of a message, for a topic that the batch's group reads."""
+        own = None if message.is_plain else message.member
+        assert own is not None
+        if "message_id" in options:
+            raise ConfigError(
+                "message.batch.publish takes no message_id: an output is stored once, with its settlement"
+            )
+        group = self._context.handler.group  # that of a fallback's message is not known
+        about = (own.home, group)
+        numbers = self._numbers.get(about)
+        if numbers is None:
+            if len(self._numbers) >= MOST_NUMBERED:
+                self._numbers.clear()
+            numbers = self._numbers[about] = Numbers(own.home, group, is_direct=own.is_direct)
+            self._batch_topics.clear()
+        if (own.home, topic) not in self._batch_topics:
+            await self._producer.admit_batch(own.home, group, topic)
+            self._batch_topics.add((own.home, topic))
+        return numbers.next()
 
     def letter(self, message: Message, key: str, notes: Sequence[Value]) -> Output:
         """A message as a dead letter: an output with a key of its own, in the slot of its partition."""
@@ -213,7 +245,7 @@ class Outputs:
             has_rules = 3 if lane.outgoing.can_swap_anywhere else 2
         args: list[Value] = [self._member, lane.epoch, lane.group, is_again, streams, zsets, has_rules]
         for entry_id, entry in page:
-            args += (entry_id, len(entry.stored))
+            args += (entry_id, entry.words)
             for output in entry.stored:
                 args += arguments.of(output)
         return arguments, args
@@ -223,7 +255,7 @@ class Outputs:
         for entry_id, entry in lane.outgoing.waiting.items():
             if page and lane.outgoing.can_swap_anywhere and not entry.follows:
                 break
-            count += len(entry.outputs)
+            count += len(entry.outputs) + (entry.member is not None)
             size += sum(output.size for output in entry.outputs)
             if page and not entry.follows and (count > PAGE_OUTPUTS or size > PAGE_BYTES):
                 break

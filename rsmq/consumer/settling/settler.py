@@ -15,9 +15,11 @@ from rsmq.consumer.settling.outputs import Outputs
 from rsmq.consumer.settling.settling_nodes import SettlingNodes
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.outgoing import MemberInFlight
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, NotPermitted, Oversized
 from rsmq.handler.failure import traceback_of
 from rsmq.handler.retry import Bury, Park
+from rsmq.model.batch_member import Outcome
 from rsmq.model.clock import awake, now_ms, to_ms
 from rsmq.model.failed_attempt import PAST, FailedAttempt, failed_attempts, to_field
 from rsmq.model.log_throttle import ThrottledLog
@@ -34,6 +36,7 @@ from rsmq.redis.scripts import (
     PARK_MESSAGE,
     PUT_ASIDE,
     SETTLE_CANCELLED,
+    SETTLE_MEMBERS,
     SETTLE_MESSAGES,
     STALE_EPOCH,
     START_MESSAGE,
@@ -137,16 +140,28 @@ class Settler:
 
     def packed(self, batch: AckBatch) -> bytes:
         """The batch as one packed command."""
-        return pack(SETTLE_MESSAGES.command(*self._settling(batch)))
+        script, keys, args = self._settling(batch)
+        return pack(script.command(keys, args))
 
-    def _settling(self, batch: AckBatch) -> Command:
+    def _settling(self, batch: AckBatch) -> tuple[Script, Sequence[str], Sequence[Value]]:
         keys, args = list[str](), list[Value]((self._member, self._group))
+        if any(lane.outgoing.members for lane, _ in batch):
+            return SETTLE_MEMBERS, *self._settling_members(batch)
         for lane, ids in batch:
             parked = lane.parked_members(ids) if lane.retried else ()
             keys += (lane.stream, lane.lease_key, lane.retry_key)
             args += (lane.epoch, len(ids), len(parked))
             args += ids
             args += parked
+        return SETTLE_MESSAGES, keys, args
+
+    def _settling_members(self, batch: AckBatch) -> Command:
+        keys, args = list[str](), list[Value]((self._member, self._group))
+        for lane, ids in batch:
+            parked = lane.parked_members(ids) if lane.retried else ()
+            members = lane.outgoing.fields_of(ids) if lane.outgoing.members else ()
+            keys += (lane.stream, lane.lease_key, lane.retry_key)
+            args += (lane.epoch, len(ids), len(parked), len(members), *ids, *parked, *members)
         return keys, args
 
     async def confirm(self, batch: AckBatch, reply: Any) -> None:
@@ -168,7 +183,8 @@ class Settler:
     async def _send_again(self, batch: AckBatch) -> Any:
         """The reply to a batch that is sent again in a call of its own. To acknowledge twice is harmless."""
         try:
-            return await SETTLE_MESSAGES(self._client, *self._settling(batch))
+            script, keys, args = self._settling(batch)
+            return await script(self._client, keys, args)
         except BrokerError as error:
             return error
 
@@ -179,6 +195,9 @@ class Settler:
             self._on_stale(lane)
             return
         lane.forget(ids)
+        if lane.outgoing.members:
+            for entry_id in ids:
+                self.left_batch(lane, entry_id)
         self._stats["settled"] += answer[1]
         if answer[1] < len(ids):
             self._stats["not_pending"] += len(ids) - answer[1]
@@ -310,7 +329,13 @@ class Settler:
         command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
         if await self._call(SETTLE_CANCELLED, lane, entry_id, command) is not None:
             lane.in_flight.discard(entry_id)
+            self.left_batch(lane, entry_id)
             self._stats["cancelled"] += 1
+
+    def left_batch(self, lane: Lane, entry_id: bytes) -> None:
+        """A script has ended a message. On a cluster its batch is in another slot: what the script has noted leaves."""
+        if lane.outgoing.leave(entry_id):
+            self.outputs.relay.wake(lane)
 
     async def settle(self, message: Message, lane: Lane) -> None:
         """Acknowledge one message now, and return when the server has confirmed it."""
@@ -320,8 +345,10 @@ class Settler:
             self.outputs.divert(lane)
             await self.outputs.wait(lane, entry_id)
             return
-        if await self._call(SETTLE_MESSAGES, lane, entry_id, self._settling([(lane, [entry_id])])) is not None:
+        script, keys, args = self._settling([(lane, [entry_id])])
+        if await self._call(script, lane, entry_id, (keys, args)) is not None:
             lane.in_flight.discard(entry_id)
+            self.left_batch(lane, entry_id)
             self._stats["settled"] += 1
 
     async def park(self, message: Message, lane: Lane, decision: Park, error: str, *, keep_pending: bool) -> bool:
@@ -346,6 +373,7 @@ class Settler:
         keys, first = (*first[0], lane.dlq_key), again if was_pending else first
         reply = await self._call(BURY_MESSAGE, lane, entry_id, (keys, first[1]), (keys, again[1]))
         lane.in_flight.discard(entry_id)
+        self.left_batch(lane, entry_id)
         if reply is not None and reply[2]:
             self.report_lost(lane, [entry_id])
 
@@ -379,7 +407,8 @@ class Settler:
         """Move a message to the dead letters and store what was published with it, in one step or not at all."""
         self._stats["buried"] += 1
         notes = await self._notes(lane, message.entry_id, attempts, decision)
-        lane.outgoing.add_letter(message.entry_id, self.outputs.letter(message, lane.dlq_key, notes))
+        outcome: Outcome = "expired" if decision.reason == Reason.EXPIRED else "failed"
+        lane.outgoing.add_letter(message.entry_id, self.outputs.letter(message, lane.dlq_key, notes), outcome)
         await self.settle(message, lane)
 
     async def _bury_lost(self, lane: Lane, entry_id: bytes, attempts: int, *, is_pending: bool) -> None:
@@ -394,7 +423,9 @@ class Settler:
         decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
         await self.bury(lane, entry_id, attempts, decision)
 
-    async def hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[tuple[bytes, int]] = ()) -> None:
+    async def hand_back(
+        self, lane: Lane, messages: Sequence[Message | MemberInFlight], unsure: Collection[tuple[bytes, int]] = ()
+    ) -> None:
         """Return messages that did not run to the end: a planned stop is no attempt. `unsure` are others that have not
         started, with the attempts that are charged to them."""
         charged = [(message.entry_id, message.attempt - 1) for message in messages]
@@ -478,7 +509,8 @@ class Settler:
                 log.error("%s of %s fails: %s", script.name, lane.stream, error)
                 await asyncio.sleep(1)
                 continue
-            status = reply[0][0] if script is SETTLE_MESSAGES else reply[0]  # that one answers for each lane
+            is_of_lanes = script in (SETTLE_MESSAGES, SETTLE_MEMBERS)  # these answer for each lane
+            status = reply[0][0] if is_of_lanes else reply[0]
             if status == STALE_EPOCH:
                 self._stats["refused"] += 1
                 self._on_stale(lane)

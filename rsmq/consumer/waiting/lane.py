@@ -11,6 +11,7 @@ from rsmq.consumer.waiting.outgoing import Outgoing
 from rsmq.consumer.waiting.recovery import Recovery
 from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
+from rsmq.model.batch_member import BatchMember
 from rsmq.model.keys import Keys
 from rsmq.model.layout import NORMAL
 from rsmq.model.message import AnyPermit, Message
@@ -168,6 +169,19 @@ class Lane:
             raise ConfigError("message.publish works while a worker runs the handler of the message")
         return self._collect(message, self, topic, payload, options)
 
+    def publish_member(
+        self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, MessageRef]:
+        """Keep an output that is a member of the batch of its message."""
+        if self._collect is None:
+            raise ConfigError("message.batch.publish works while a worker runs the handler of the message")
+        return self._collect(message, self, topic, payload, options, is_member=True)
+
+    def join(self, message: Message, member: BatchMember) -> None:
+        """A message that was made here is a member of a batch: its settlement says so, if that counts."""
+        if member.of_group(self.group) and message.addressee in (None, self.group.encode()):
+            self.outgoing.add_member(message, member, self.in_flight)
+
     def permit(self, message: Message, name: str) -> AnyPermit:
         """Permission for a call of the handler of a message that runs here."""
         if self.limits is None:
@@ -184,7 +198,8 @@ class Lane:
 
     def has_outputs(self, entry_id: bytes) -> bool:
         """Whether the handler of a message that runs here has published by it."""
-        return entry_id in self.outgoing.kept
+        entry = self.outgoing.kept.get(entry_id)
+        return entry is not None and bool(entry.outputs)
 
     def windows_of(self, limit: int, seconds: float) -> KeyWindows:
         """The starts of its keys, under a rate by key."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+from rsmq.model.batch_member import ANY_GROUP, BatchMember, Outcome
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.producer.output import Output
@@ -14,25 +15,55 @@ MOST_OUTGOING: Final = 2000
 """Messages whose outputs wait for the server, before nothing new is read."""
 
 
+class MemberInFlight(NamedTuple):
+    """What is kept of a message in flight that is a member of a batch. Its body may be put aside."""
+
+    entry_id: bytes
+    started_as: int
+    member: BatchMember
+
+    @property
+    def attempt(self) -> int:
+        """Its attempt when it was made, from 1."""
+        return self.started_as
+
+
 @dataclass(slots=True)
 class MessageOutputs:
     """The outputs of one message, in the order in which its handler has published them.
 
     `follows`: it is settled in one call with the message before it, whose outputs are those of both.
     `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes, and
-    `record`: where it goes if it is handed on to a fallback topic; both are stored like an output.
+    `record`: where it goes if it is handed on to a fallback topic; both are stored like an output. `member`: which
+    member of a batch it is, `outcome` how it leaves the batch, and `added` what its handler has added to it.
     """
 
-    message: Message
+    message: Message | MemberInFlight
     outputs: list[Output] = field(default_factory=list)
     is_sent: bool = False
     letter: Output | None = None
     record: Output | None = None
     follows: bool = False
+    outcome: Outcome = "done"
+    added: list[BatchMember] = field(default_factory=list)
+    member: BatchMember | None = None
 
     def exchange(self, output: Output, other: Output) -> None:
         """Another one in its place, such as with a new name of its body."""
         self.outputs[self.outputs.index(output)] = other
+
+    @property
+    def is_handed_on(self) -> bool:
+        """Whether its fallback's message goes on for it."""
+        return self.record is not None
+
+    @property
+    def words(self) -> str | int:
+        """How many outputs it has, for `settle_outputs.lua`; of a member of a batch also how it leaves the batch."""
+        if self.member is None:
+            return len(self.stored)
+        added = " ".join(each.address for each in self.added)
+        return f"{len(self.stored)}|{self.member.field}|{self.outcome}|{added}"
 
     @property
     def stored(self) -> list[Output]:
@@ -47,17 +78,19 @@ class Outgoing:
     `can_swap`: the next call may put one output of each message into its own full topic, which the message leaves.
     `can_swap_anywhere`: one output of the first message into any full topic, because topics wait for each other in a
     circle. `waits_for`: the topic that has no room, `full_since` (monotonic). `relay_waits_for`: on a cluster the topic
-    that has no room for what has left, and waits in the out-stream.
+    that has no room for what has left, and waits in the out-stream. `members`: messages in flight that are members of a
+    batch: their settlement says so.
     """
 
     __slots__ = (
-        "can_swap", "can_swap_anywhere", "circle_until", "full_since", "is_full", "is_served", "kept",
+        "can_swap", "can_swap_anywhere", "circle_until", "full_since", "is_full", "is_served", "kept", "members",
         "relay_waits_for", "waiting", "waits_for",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.kept: dict[bytes, MessageOutputs] = {}
         self.waiting: dict[bytes, MessageOutputs] = {}
+        self.members: dict[bytes, MemberInFlight] = {}
         self.is_served = False
         self.is_full = False
         self.can_swap = False
@@ -73,6 +106,28 @@ class Outgoing:
         """Whether more messages may be handled."""
         return not self.is_full and len(self.waiting) < MOST_OUTGOING
 
+    def add_member(self, message: Message, member: BatchMember, in_flight: Collection[bytes]) -> None:
+        """A message that is, or will be, in flight is a member of a batch."""
+        if len(self.members) > 2 * MOST_OUTGOING and len(self.members) > 2 * len(in_flight):
+            newest = list(self.members)[-MOST_OUTGOING:]  # they may be on their way
+            kept = {each for each in self.members if each in in_flight}.union(newest)
+            self.members = {each: known for each, known in self.members.items() if each in kept}
+        self.members[message.entry_id] = MemberInFlight(message.entry_id, message.attempt, member)
+
+    def leave(self, entry_id: bytes) -> bool:
+        """Another script has ended it. Returns whether it was a member."""
+        return self.members.pop(entry_id, None) is not None
+
+    def moved_member(self, message: Message, group: str | None) -> BatchMember | None:
+        """As which member of its batch the message of a fallback goes on. Without a `group` any may end it."""
+        known = self.members.get(message.entry_id)
+        return None if known is None else known.member.in_group(group or ANY_GROUP)
+
+    def end_as(self, message: Message, outcome: Outcome) -> None:
+        """It was not handled: how it leaves its batch, if it is a member."""
+        if message.entry_id in self.members:
+            self.kept.setdefault(message.entry_id, MessageOutputs(message)).outcome = outcome
+
     def of(self, message: Message) -> MessageOutputs:
         """The outputs of a message, perhaps none so far."""
         return self.kept.get(message.entry_id) or MessageOutputs(message)
@@ -86,9 +141,10 @@ class Outgoing:
         """The attempt counts no more, nor does what it has published."""
         self.kept.pop(entry_id, None)
 
-    def add_letter(self, entry_id: bytes, letter: Output) -> None:
+    def add_letter(self, entry_id: bytes, letter: Output, outcome: Outcome = "failed") -> None:
         """A message with outputs becomes a dead letter."""
         self.kept[entry_id].letter = letter
+        self.kept[entry_id].outcome = outcome
 
     def hand_on(self, message: Message, output: Output, record: Output) -> None:
         """A message goes to the fallback topic: nothing else that it has published counts."""
@@ -96,18 +152,28 @@ class Outgoing:
 
     def join(self, messages: Sequence[Message]) -> None:
         """Messages are settled in one call: the outputs of all of them belong to the first."""
-        outputs = [output for each in messages if (entry := self.kept.get(each.entry_id)) for output in entry.outputs]
+        entries = [self.of(each) for each in messages]
+        outputs = [output for entry in entries for output in entry.outputs]
         if outputs:
-            first, *others = messages
-            self.kept[first.entry_id] = MessageOutputs(first, outputs)
-            self.kept.update({each.entry_id: MessageOutputs(each, follows=True) for each in others})
+            first, *others = entries
+            self.kept[first.message.entry_id] = MessageOutputs(first.message, outputs, added=first.added)
+            for each in others:  # what it has added belongs to its own batch
+                self.kept[each.message.entry_id] = MessageOutputs(each.message, follows=True, added=each.added)
 
     def release(self, done: Sequence[bytes]) -> list[bytes]:
         """Messages are done: those with outputs wait for the server now. Returns these."""
         ready = [entry_id for entry_id in done if entry_id in self.kept]
         for entry_id in ready:
-            self.waiting[entry_id] = self.kept.pop(entry_id)
+            self.waiting[entry_id] = entry = self.kept.pop(entry_id)
+            known = self.members.pop(entry_id, None)
+            if known is not None and not entry.is_handed_on:
+                entry.member = known.member
         return ready
+
+    def fields_of(self, ids: Iterable[bytes]) -> list[str]:
+        """Which of these are which members: the field `batch` of each, or an empty text."""
+        known = self.members
+        return [known[each].member.field if each in known else "" for each in ids]
 
     def serve(self) -> bool:
         """Whether a task must be started for what waits. It says `rest` at its end."""
@@ -163,7 +229,7 @@ class Outgoing:
         self.can_swap = can_swap
         self.can_swap_anywhere = can_swap and anywhere
 
-    def take_all(self) -> list[Message]:
+    def take_all(self) -> list[Message | MemberInFlight]:
         """Give up what waits. Returns the messages."""
         messages = [entry.message for entry in self.waiting.values()]
         self.waiting.clear()

@@ -2,7 +2,8 @@
 -- PURPOSE  Acknowledge handled messages of one partition and store the outputs of their handlers: both or neither.
 -- KEYS     1 stream  2 lease hash  3 retry zset  then the keys of the outputs, each once: streams, delayed zsets, dedups
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 again:0|1 (1: an earlier call may have been executed)
---          5 streams:int  6 zsets:int  7 has_rules:0|1|2|3 (2: swap, 3: anywhere)  then per message: stream id, outputs:int, and per output:
+--          5 streams:int  6 zsets:int  7 has_rules:0|1|2|3 (2: swap, 3: anywhere)  then per message: stream id, outputs:int
+--          (a member of a batch: 'outputs|field batch|outcome|block.number ...', what its handler has added), and per output:
 --          target:int (an index in KEYS), rule, n:int, n values (field, value, ... or a packed entry). A rule is '' (no limit) or
 --          'max_length:int reject|trim dedup:int (an index, or 0) window_ms:int due (ms since 1970, '+ms' from now, or '')'
 -- RETURNS  {'OK', messages done with:int, acknowledged:int, index of a full target or 0} or {'STALE_EPOCH'}
@@ -13,7 +14,7 @@
 --          its consumer (see start_message), unless the group was created again and will receive it once more.
 --          Swap: a message makes room for one output into its own topic, which else would wait for itself for ever, or
 --          into any up to twice its limit, where full topics wait for each other in a circle.
--- USES     dict, acknowledge, can_write, can_append, delay_score
+-- USES     dict, acknowledge, can_write, can_append, delay_score, batch_keys, fire_batch, count_batch, leave_batch
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -26,7 +27,7 @@ for index = 4, #KEYS do
   local write = index <= streams and 'XADD' or index <= zsets and 'ZADD' or 'SET'
   can_write(write, KEYS[index])
   if write == 'XADD' then can_append(KEYS[index]) end
-  lengths[index] = redis.call(write == 'XADD' and 'XLEN' or write == 'ZADD' and 'ZCARD' or 'EXISTS', KEYS[index])
+  lengths[index] = redis.call(({ XADD = 'XLEN', ZADD = 'ZCARD', SET = 'EXISTS' })[write], KEYS[index])
 end
 
 local function topic_of(stream) return stream:match('^(.*)%.') end
@@ -65,16 +66,15 @@ local function walk(at, count, is_storing)
   return at, full
 end
 
-local at, done, acknowledged = 8, 0, 0
+local at, done, acknowledged, full, leaving = 8, 0, 0, 0, {}
 while at <= #ARGV do
-  local next, full = nil, 0
-  if ARGV[7] ~= '0' then next, full = walk(at + 2, ARGV[at + 1], false) end
-  if full > 0 then return { 'OK', done, acknowledged, full } end
+  local next, count, member, outcome, added = nil, ARGV[at + 1]:match('^(%d+)|?([^|]*)|?([^|]*)|?(.*)$')
+  if ARGV[7] ~= '0' then next, full = walk(at + 2, count, false) end
+  if full > 0 then break end
   if acknowledge(KEYS[1], ARGV[3], ARGV[at], ARGV[2] == '' and ARGV[1], ARGV[4] == '0', retry) then
-    acknowledged, next = acknowledged + 1, walk(at + 2, ARGV[at + 1], true)
-  elseif not next then
-    next = walk(at + 2, ARGV[at + 1], false)
+    acknowledged, next = acknowledged + 1, walk(at + 2, count, true)
+    if member ~= '' then leaving[#leaving + 1] = { member, outcome, added } end
   end
-  at, done = next, done + 1
+  at, done = next or walk(at + 2, count, false), done + 1
 end
-return { 'OK', done, acknowledged, 0 }
+return leave_batch(KEYS[1], ARGV[3], leaving) or { 'OK', done, acknowledged, full }

@@ -13,8 +13,8 @@
 --          next owner. Ended calls are forgotten, unless a later one has taken their place. Counts become the attempt.
 --          No more than now is asked for: the clock may have been set back. To cancel the first message makes it due, so
 --          that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not pending or not
---          delivered is treated as by read_again.
--- USES     bury_lost, count_call, dict, order, can_write
+--          delivered is treated as by read_again, also a member of a batch.
+-- USES     bury_lost, count_call, dict, order, can_write, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
@@ -54,8 +54,11 @@ for i = from, #ARGV do
     break
   end
   local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
-  if may_be_cancelled and (redis.call('HGET', KEYS[5], id) or redis.call('ZSCORE', KEYS[6], id)) then
+  local is_marked = may_be_cancelled and (redis.call('HGET', KEYS[5], id) or redis.call('ZSCORE', KEYS[6], id))
+  if is_marked or may_be_cancelled and is_batch_cancelled(KEYS[5], entry) then
     settle(id, row, 'CANCELLED')
+    local member = entry and batch_field(entry[2])
+    if member then leave_batch(KEYS[1], ARGV[3], { { member, 'cancelled', '' } }) end
     redis.call('HDEL', KEYS[5], id)
     redis.call('ZADD', KEYS[6], id:match('^%d+'), id)
   elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then

@@ -9,7 +9,8 @@
 --          drops a message whose entry was deleted from the pending list, so that is checked first: it stays pending
 --          until its dead letter is written. A message that is cancelled does not start: the caller settles it so. It is
 --          parked no more, also not under the count of the server: a failover may have lost an earlier start.
--- USES     can_write
+--          So is a member of a batch that is cancelled.
+-- USES     can_write, batch_field, is_batch_cancelled
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -17,7 +18,9 @@ end
 local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if row and row[2] ~= ARGV[1] or not row and ARGV[2] == '' then return { 'NOT_PENDING' } end
 if redis.call('HGET', KEYS[4], ARGV[4]) or redis.call('ZSCORE', KEYS[5], ARGV[4]) then return { 'CANCELLED' } end
-if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BODY', row and 1 or 0 } end
+local entry = redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])[1]
+if not entry then return { 'LOST_BODY', row and 1 or 0 } end
+if is_batch_cancelled(KEYS[4], entry) then return { 'CANCELLED' } end
 can_write('XCLAIM', KEYS[1], 'ZREM', KEYS[3])
 redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
 redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5], ARGV[4] .. '|' .. (row and row[4] or ARGV[5]))

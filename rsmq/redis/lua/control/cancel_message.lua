@@ -9,11 +9,13 @@
 --          settlement, and this call is repeated until then. With a count of 0 it has not started (it was put aside or
 --          handed back), and both ways to start it look: read_again and start_message. What waits for a time neither, and
 --          is due now: its owner meets the mark. Both halves of an id may exceed the 53 bits of a number.
--- USES     dict, order, last_delivered, find_parked
+--          A parked member of a batch leaves it with this call.
+-- USES     dict, order, last_delivered, find_parked, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 if redis.call('ZSCORE', KEYS[4], id) then return { 'CANCELLED', 0 } end
 local last = last_delivered(stream, group)
-if not last or #redis.call('XRANGE', stream, id, id) == 0 then
+local entry = redis.call('XRANGE', stream, id, id)[1]
+if not last or not entry then
   redis.call('HDEL', KEYS[3], id)
   return { 'UNKNOWN' }
 end
@@ -31,6 +33,8 @@ elseif attempts then
   redis.call('ZREM', KEYS[2], id .. '|' .. attempts)
   redis.call('HDEL', KEYS[3], id)
   redis.call('ZADD', KEYS[4], id:match('^%d+'), id)
+  local member = batch_field(entry[2])
+  if member then leave_batch(stream, group, { { member, 'cancelled', '' } }) end
   return { 'CANCELLED', 0, 1 }
 end
 if not row then

@@ -7,14 +7,18 @@
 --          by one command: either it is there before, and this call leaves the message alone, or it never sees it. As
 --          with delayed messages the dedup strings say for a while that it was cancelled: a second call gets this answer,
 --          and a publish that is sent again does not bring it back. The entry counts as removed by rsmq, not by others.
--- USES     whole, can_write
+--          A member of a batch whose group was deleted leaves the batch with this call.
+-- USES     whole, can_write, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local rows = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 if not rows.err and #rows > 0 then return 'GROUPS' end
 if redis.call('GET', KEYS[2]) == 'cancelled' then return 'CANCELLED' end
-if #redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return 'GONE' end
+local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+if not entry then return 'GONE' end
 can_write('XDEL', KEYS[1], 'SET', KEYS[2], 'SET', KEYS[3], 'HSET', KEYS[4])
 local own = whole(redis.call('HGET', KEYS[4], 'own')) or 0
 redis.call('XDEL', KEYS[1], ARGV[1])
+local member = batch_field(entry[2])
+if member then leave_batch(KEYS[1], nil, { { member, 'cancelled', '' } }) end
 redis.call('SET', KEYS[2], 'cancelled', 'PX', ARGV[2])
 redis.call('SET', KEYS[3], 'cancelled', 'PX', ARGV[2])
 redis.call('HSET', KEYS[4], 'own', string.format('%.0f', own + 1))

@@ -8,7 +8,8 @@
 --          groups are done with it, and that is checked where it is deleted: a group may read at any time. One that was
 --          made meanwhile is not in ARGV, so nothing is deleted, and the caller asks again. The entries count as removed
 --          by rsmq, not by others.
--- USES     dict, order, find_parked, whole, can_write
+--          A member of a batch that its group has not read, and that a mark cancels, leaves the batch with this call.
+-- USES     dict, order, find_parked, whole, can_write, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local number, groups, rows = tonumber(ARGV[1]), {}, redis.pcall('XINFO', 'GROUPS', KEYS[1])
 for i = 1, number do groups[ARGV[i + 1]] = i end
 for _, row in ipairs(rows.err and {} or rows) do
@@ -30,6 +31,14 @@ for i = 2 + number, #ARGV do
   if waits(ARGV[i]) then
     left = left + 1
   else
+    local entry = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
+    local member = entry and batch_field(entry[2])
+    for _, row in ipairs(member and not rows.err and rows or {}) do
+      local group = dict(row)
+      if order(ARGV[i]) > order(group['last-delivered-id']) then
+        leave_batch(KEYS[1], group.name, { { member, 'cancelled', '' } })
+      end
+    end
     erased = erased + redis.call('XDEL', KEYS[1], ARGV[i])
     for at = 1, number do redis.call('HDEL', KEYS[3 * at + 1], ARGV[i], ARGV[i] .. '|past') end
   end

@@ -1,0 +1,284 @@
+"""Publishing the members of a batch, which counts each page of them after it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Required, Self, TypedDict, Unpack
+
+from rsmq.errors import BatchEnded, BatchExists, BrokerUnavailable, ConfigError, Malformed, RsmqError, TopicFull
+from rsmq.model.batch_member import (
+    FIELD,
+    BatchMember,
+    Numbers,
+    changes,
+    check_batch_name,
+    new_home,
+    shard_of,
+)
+from rsmq.model.clock import to_ms
+from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
+from rsmq.model.keys import Keys, check_name
+from rsmq.model.message_ref import MessageRef
+from rsmq.model.packing import unpack_fields
+from rsmq.model.partition import partition_for
+from rsmq.model.publish_options import OutputOptions, refuse_unknown
+from rsmq.model.record import text
+from rsmq.model.settings import Settings
+from rsmq.model.words import duration
+from rsmq.producer.output import Output
+from rsmq.producer.producer import Producer
+from rsmq.redis.client.connector import Client, retrying
+from rsmq.redis.scripts import COUNT_MEMBERS, OK, OPEN_BATCH, Script, Value
+from rsmq.redis.topics import Topics, lookup_topic, note_batches
+
+log = logging.getLogger("rsmq.batch")
+
+PAGE: Final = 500
+"""Members that are stored before the batch hears of them, and at its end."""
+DAY: Final = timedelta(days=1)
+WEEK: Final = timedelta(days=7)
+
+
+class BatchSettings(TypedDict, total=False):
+    """The options of `broker.batch`."""
+
+    group: Required[str]
+    on_complete: str | None
+    on_success: str | None
+    expires: Duration
+    keep: Duration
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What a batch is: the group that handles its members, where its callbacks go, until when it has to be complete
+    (`expires`), and how long its numbers are kept after its callback (`keep`)."""
+
+    name: str
+    group: str
+    on_complete: str | None
+    on_success: str | None
+    expires: timedelta
+    keep: timedelta
+    resume: bool
+
+    @classmethod
+    def checked(
+        cls,
+        name: str,
+        group: str,
+        on_complete: str | None = None,
+        on_success: str | None = None,
+        *,
+        expires: Duration = DAY,
+        keep: Duration = WEEK,
+        resume: bool = False,
+    ) -> BatchOptions:
+        """Raises ConfigError."""
+        check_batch_name(name)
+        check_name("group", group)
+        for topic in (on_complete, on_success):
+            if topic is not None:
+                check_name("topic", topic)
+        spans = checked_duration("expires", expires), checked_duration("keep", keep)
+        for word, span in zip(("expires", "keep"), spans, strict=True):
+            if not timedelta(0) < span <= LONGEST_DELAY:
+                raise ConfigError(
+                    f"{word}={duration(span)} is not possible for a batch: use more than 0, at most "
+                    f"{duration(LONGEST_DELAY)}"
+                )
+        return cls(name, group, on_complete, on_success, *spans, resume)
+
+
+class OpenBatch:
+    """A batch to which this process publishes: `async with broker.batch(...) as batch:`.
+
+    Members are counted after the server has confirmed them, in pages. The batch is closed at the end of the block: from
+    then on it is complete when all its members have left their group for good. If the block raises, the batch stays
+    open: `resume=True` goes on with it, or it is abandoned when it expires. `id`: the same in all its members.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, topics: Topics, producer: Producer, options: BatchOptions
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._settings = settings
+        self._topics = topics
+        self._producer = producer
+        self._options = options
+        self._lifetime_ms = to_ms(options.expires)
+        self.name = options.name
+        self.id = new_home(options.name)
+        self._numbers = Numbers(self.id, options.group, is_direct=not client.is_cluster)
+        self._admitted = set[str]()
+        self._page = list[BatchMember]()
+        self._stored = set[BatchMember]()
+        self._on_way = 0
+        self._arrived = asyncio.Event()
+        """Set when no publish is on its way, while the batch closes."""
+        self._unknown: dict[str, Output] = {}
+        """Members whose publish ended without an answer, by their id: their numbers stay theirs."""
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        """Open it. Raises BatchExists, BatchEnded (nothing to resume), ConfigError, BrokerUnavailable."""
+        options, fields = self._options, list[Value]()
+        for which, topic in (("on_complete", options.on_complete), ("on_success", options.on_success)):
+            if topic is not None:
+                fields += (which, await self._callback(topic))
+        shard = shard_of(self.name)
+        names = (self._keys.batch_names(shard), self._keys.batch_state(self.id), self._keys.batch_due(shard))
+        about = (self.name, self.id, int(options.resume), to_ms(options.expires), to_ms(options.keep))
+        word, *rest = await self._ask(OPEN_BATCH, names, (*about, "group", options.group, *fields))
+        if word == b"EXISTS":
+            raise BatchExists(self.name)
+        if word != OK:
+            raise BatchEnded(self.name)
+        self.id = text(rest[0])
+        self._numbers = Numbers(self.id, options.group, is_direct=not self._client.is_cluster)
+        self._is_open = True
+        return self
+
+    async def _callback(self, topic: str) -> str:
+        """Where a callback goes: `d` and a stream, or on a cluster, where a worker publishes it, `o` and the stream."""
+        found = await lookup_topic(self._topics, topic)
+        number = found.normal.first + partition_for(self.name, found.normal.count)
+        await note_batches(self._topics, topic)
+        return f"{'o' if self._client.is_cluster else 'd'}{self._keys.stream(topic, number)}"
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.close()
+            return
+        self._is_open = False
+        if kind is not BatchEnded:
+            log.warning(
+                "batch %r was left open, as its block has failed: go on with resume=True, or it is abandoned in %s",
+                self.name, duration(self._options.expires),
+            )  # fmt: skip
+            with suppress(RsmqError):
+                await self._tell("added")
+
+    async def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> MessageRef:
+        """Store a message that is a member of the batch, and return its id. Takes the options of `message.publish`.
+
+        `topic` needs the group of the batch, and must not drop messages when it is full. With `message_id` a message is
+        stored once until the batch expires; `resume=True` needs one for each. Raises what `broker.publish` raises, and
+        BatchEnded.
+        """
+        if not self._is_open:
+            raise ConfigError(
+                f"batch {self.name!r} is not open: publish inside `async with broker.batch(...) as batch:`"
+            )
+        refuse_unknown("batch.publish", options, OutputOptions.__annotations__)
+        given = options.get("message_id")
+        if self._options.resume and given is None:
+            raise ConfigError(
+                "a batch that is resumed needs a message_id for each member: without one it would be sent twice"
+            )
+        if topic not in self._admitted:
+            await self._admit(topic)
+        unknown = None if given is None else self._unknown.pop(given, None)
+        if unknown is not None:
+            return await self._store(unknown, is_again=True)
+        return await self._store(await self._producer.output(topic, payload, **options, member=self._numbers.next()))
+
+    async def _admit(self, topic: str) -> None:
+        try:
+            await self._producer.admit_batch(self.id, self._options.group, topic)
+        except BatchEnded:
+            raise BatchEnded(self.name) from None
+        self._admitted.add(topic)
+
+    async def _store(self, output: Output, *, is_again: bool = False) -> MessageRef:
+        """Store a member, and note it for the next page."""
+        self._on_way += 1
+        try:
+            ref, known = await self._producer.store_member(output, self._lifetime_ms, is_again=is_again)
+        except (TopicFull, BrokerUnavailable):
+            raise  # it is not stored: its number is not used again
+        except BaseException:
+            self._unknown[output.message_id] = output
+            raise
+        finally:
+            self._on_way -= 1
+            if not self._on_way:
+                self._arrived.set()
+        member = output.member if known is None else await self._member_of(output, known)
+        if member is not None and member not in self._stored:
+            self._stored.add(member)
+            self._page.append(member)
+            if len(self._page) >= PAGE:
+                await self._tell("added")
+        return ref
+
+    async def _member_of(self, output: Output, known: bytes) -> BatchMember | None:
+        """The member that a message is which was there before. None: it has left, or is of another batch."""
+        at = output.topic, output.partition
+        if b"-" in known:
+            rows = await self._client.execute_command("XRANGE", self._keys.stream(*at), known, known)
+            entries = [fields for _, fields in rows]
+        elif known.isdigit():
+            due = int(known)
+            packed = await self._client.execute_command("ZRANGEBYSCORE", self._keys.delayed(*at), due, f"({due + 1}")
+            entries = list[list[bytes]]()
+            for each in packed:
+                with suppress(Malformed):
+                    entries.append(unpack_fields(each))
+        else:
+            return None
+        for fields in entries:
+            about = dict(zip(fields[::2], fields[1::2], strict=False))
+            if about.get(b"id") == output.message_id.encode() and FIELD in about:
+                member = BatchMember.read(about[FIELD])
+                return member if member is not None and member.home == self.id else None
+        return None
+
+    async def close(self) -> None:
+        """End what is unknown, and close the batch. It is complete when all members have left. Raises BatchEnded."""
+        if not self._is_open:
+            return
+        while self._on_way:
+            self._arrived.clear()
+            await self._arrived.wait()
+        for message_id in list(self._unknown):
+            await self._store(self._unknown.pop(message_id), is_again=True)
+        self._is_open = False
+        await self._tell("added")
+        counts = Counter(member.block for member in self._stored)
+        await self._tell("closed", " ".join(f"{block}={count}" for block, count in sorted(counts.items())))
+
+    async def _tell(self, word: str, told: str = "") -> None:
+        """Note the page in the batch."""
+        page, self._page = self._page, []
+        if word == "added" and not page:
+            return
+        args = (self.id, word, told, *changes(page))
+        try:
+            answer = await self._ask(COUNT_MEMBERS, (self._keys.batch_state(self.id),), args)
+        except BaseException:
+            self._page = page + self._page
+            raise
+        if answer != OK:
+            raise BatchEnded(self.name)
+
+    async def _ask(self, script: Script, names: Sequence[str], args: Sequence[Value]) -> Any:
+        """Run a script, again while the server is away: each of them may run twice."""
+        async for attempt in retrying(self._settings):
+            with attempt:
+                return await script(self._client, names, args)
+        raise AssertionError("retrying ends with a result or an error")
+
+    def __repr__(self) -> str:
+        return f"<OpenBatch {self.name!r} members={len(self._stored)}>"

@@ -1,0 +1,52 @@
+"""Batches on a cluster: their members are in other slots, and what they have done is relayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tenacity import wait_fixed
+
+from rsmq import Broker, Message, Reject, RetryPolicy
+from tests.contract.witness import ask
+from tests.patience import until
+
+pytestmark = pytest.mark.usefixtures("no_task_left")
+
+
+async def test_a_batch_on_a_cluster_calls_back_once(make_broker: Callable[..., Broker]) -> None:
+    """Its members are done, failed, cancelled while they were delayed, or added by handlers."""
+    broker, calls = make_broker(), list[dict[str, Any]]()
+
+    @broker.handler("sms", group="sender", partitions=4, retry=RetryPolicy(max_attempts=2, wait=wait_fixed(0.01)))
+    async def send(message: Message) -> None:
+        if message.data == b"fail":
+            raise Reject("no such number")
+        if message.data == b"parent":
+            assert message.batch is not None
+            await message.batch.publish("sms", "child", key="other")
+
+    @broker.handler("reports", group="r", partitions=1)
+    async def report(payload: dict[str, Any]) -> None:
+        calls.append(payload)
+
+    async with broker.running():
+        about = {"group": "sender", "on_complete": "reports", "on_success": "reports"}
+        async with broker.batch("one", **about) as batch:
+            for number in range(20):
+                await batch.publish("sms", "done", key=str(number))
+            await batch.publish("sms", "fail", key="a")
+            await batch.publish("sms", "parent", key="b")
+            delayed = await batch.publish("sms", "late", key="c", delay="1h")
+        await broker.cancel(delayed)
+        await until(lambda: bool(calls), "it calls back")
+        topic = await broker.topics.existing("sms")
+        assert await broker.dead_letters.replay(topic, "sender") == 1
+        async with broker.batch("two", **about) as batch:
+            pass
+        await until(lambda: len(calls) == 3, "the second one calls back")
+        waiting = [await ask(broker, "XLEN", broker.keys.out("sms", number, "sender")) for number in range(4)]
+    assert [(each["total"], each["done"], each["failed"], each["cancelled"]) for each in calls[:1]] == [(24, 22, 1, 1)]
+    assert sorted(each["state"] for each in calls) == ["complete", "complete", "success"]
+    assert sum(waiting) == 0
