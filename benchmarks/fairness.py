@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import random
 import re
 import sys
 import time
@@ -223,11 +224,20 @@ async def memory(server: ThrowawayServer, prefix: str, read_ahead: int, waiting:
 
 
 class Campaign:
-    """The topic `sms`: campaign messages take `seconds` each; one-time passwords note how long they waited."""
+    """The topic `sms`: campaign messages take `seconds` each, or with `spread` up to that share more or less; one-time
+    passwords note how long they waited."""
 
     def __init__(
-        self, server: ThrowawayServer, prefix: str, seconds: float, *, has_bands: bool, **options: Any
+        self,
+        server: ThrowawayServer,
+        prefix: str,
+        seconds: float,
+        *,
+        has_bands: bool,
+        spread: float = 0.0,
+        **options: Any,
     ) -> None:
+        self._spread, self._random = spread, random.Random(7)
         self.broker = Broker(Settings(url=server.url, prefix=prefix, partitions=PARTITIONS))
         self.sms = self.broker.topic("sms", dict[str, Any], bands=("urgent", "normal", "bulk") if has_bands else ())
         self.bulk, self.urgent = ("bulk", "urgent") if has_bands else (None, None)
@@ -239,7 +249,7 @@ class Campaign:
             self.waits.append(time.monotonic() - sms["at"])
             return
         self.started += 1
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds * self._random.uniform(1 - self._spread, 1 + self._spread))
 
     async def fill(self, number: int) -> None:
         for at in range(0, number, 5000):
@@ -257,11 +267,14 @@ class Campaign:
         return len(self.waits) >= number
 
 
-async def behind_a_campaign(server: ThrowawayServer, prefix: str, bands: int, waiting: int) -> str:
-    """The 99th percentile of one-time passwords behind a campaign, beside that without one."""
+async def behind_a_campaign(
+    server: ThrowawayServer, prefix: str, bands: int, waiting: int, spread: float = 0.5, **options: Any
+) -> str:
+    """The 99th percentile of one-time passwords behind a campaign, beside that without one. Its handlers take as long
+    as the answers of a provider do, half of `WORK` more or less: a slot is free soon."""
     found = []
     for number in (0, waiting):
-        scene = Campaign(server, f"{prefix}{number}", WORK, has_bands=bands > 0)
+        scene = Campaign(server, f"{prefix}{number}", WORK, has_bands=bands > 0, spread=spread, **options)
         async with scene.broker:
             await scene.fill(number)
         async with scene.broker.running():
@@ -271,6 +284,17 @@ async def behind_a_campaign(server: ThrowawayServer, prefix: str, bands: int, wa
                 return f"> {LONGEST:.0f} s"
         found.append(1000 * sorted(scene.waits)[int(0.99 * len(scene.waits))])
     return f"{found[1]:.1f} ms, {found[1] / found[0]:.1f} × idle"
+
+
+async def behind_equal_handlers(server: ThrowawayServer, prefix: str, bands: int, waiting: int) -> str:
+    """The same where each takes exactly as long: soon all slots begin and end together, and none is free for `WORK`."""
+    return await behind_a_campaign(server, prefix, bands, waiting, spread=0)
+
+
+async def behind_equal_handlers_with_a_slot(server: ThrowawayServer, prefix: str, bands: int, waiting: int) -> str:
+    """The same with a slot that only passwords may take."""
+    options: dict[str, Any] = {"reserve": {"urgent": 1}} if bands else {}
+    return await behind_a_campaign(server, prefix, bands, waiting, spread=0, **options)
 
 
 async def behind_long_handlers(server: ThrowawayServer, prefix: str, bands: int, waiting: int) -> str:
@@ -307,6 +331,8 @@ ROWS: Final[tuple[tuple[str, str, Measure, int], ...]] = (
     ("memory of a member, eight hot keys", "≤ 60 MB for 800 000", memory, 8),
     ("memory of a member, all keys differ", "≤ 120 MB for 800 000", memory_of_keys, 8),
     ("p99 of a one-time password behind a campaign (bands)", "≤ 2 × idle", behind_a_campaign, 1),
+    ("the same, all handlers take exactly as long (bands)", "≤ 2 × idle + a handler", behind_equal_handlers, 1),
+    ("the same, with a reserved slot (bands)", "≤ 2 × idle", behind_equal_handlers_with_a_slot, 1),
     ("the same, all slots in handlers of a minute, one reserved (bands)", "at once", behind_long_handlers, 1),
 )
 
