@@ -125,14 +125,21 @@ class Broker(Router, Publishing, Requesting, Commands):
         partitions: int | None = None,
         batch: int = 500,
         retry: RetryPolicy | None = None,
+        plain: bool = False,
     ) -> None:
         """Store each message of `topic` in the inboxes of its devices. `group` is a group like any other.
 
         `to` is called like a handler, by its annotations, and returns a device id, several, or None; the parameter of
         a lambda gets the payload, decoded as `payload`. Every message reaches each device once, in stream order of its
         partition, through crashes, retries and resets of the group. Letters expire `expires` after publishing.
-        `partitions`, `batch` and `retry` are those of `handler`.
+        `partitions`, `batch` and `retry` are those of `handler`. A letter is stored as it was published. By a broker
+        that encrypts it may be with `plain=True`; without that ConfigError is raised.
         """
+        if self.encoding.encrypts and not plain:
+            raise ConfigError(
+                f"deliver({topic!r}): this broker encrypts, and letters of devices lie in the server as they were "
+                f"published. Write deliver(..., plain=True) if they may, or send what a device can decrypt"
+            )
         policy = RetryPolicy() if retry is None else retry
         feed = persistence.Feed(to, group, payload, expires, policy, lambda: self._connection.inboxes.writer)
         self.handler(

@@ -14,7 +14,9 @@ from rsmq.cli.database import in_database, sql_room
 from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url, duration_option, example
 from rsmq.cli.tables import print_table
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.codecs.reading import store_of
+from rsmq.control import Bodies
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, StoreUnavailable
 from rsmq.inspector.doctor import QueueFacts, check_outbox, foreign_keys, gather, judge
 from rsmq.inspector.state import ServerState
 from rsmq.model.extension import Extension, extensions
@@ -76,9 +78,29 @@ async def look(connection: CommandConnection, over: timedelta) -> ServerState:
         more = [Finding("warn", "queues", f"they cannot be checked: {error}")]
     else:
         more = judge(facts)
+        more += await body_findings(connection)
         for each in extensions("rsmq.doctor_rules"):
             more += await added_findings(each, connection, facts)
     return replace(state, findings=(*state.findings, *more))
+
+
+async def body_findings(connection: CommandConnection) -> list[Finding]:
+    """With RSMQ_BODIES: bodies that entries name, and the store does not have. Reads the topics that have some."""
+    try:
+        store = store_of()
+        if store is None:
+            return []
+        found = await Bodies(connection.client, connection.keys, connection.topics, store).status()
+    except (ConfigError, StoreUnavailable) as error:
+        return [Finding("warn", "bodies", str(error))]
+    return [
+        Finding(
+            "warn", "bodies",
+            f"entries of topic {each.topic} name {count(len(each.lost), 'body', 'bodies')} that the store does not "
+            f"have: they become dead letters (lost-body). `rsmq bodies status` has the names",
+        )
+        for each in found if each.lost
+    ]  # fmt: skip
 
 
 async def added_findings(extension: Extension, connection: CommandConnection, facts: QueueFacts) -> list[Finding]:

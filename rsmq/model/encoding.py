@@ -109,6 +109,11 @@ class Encoding:
         """Whether a message that is not encoded so is malformed."""
 
     @property
+    def encrypts(self) -> bool:
+        """Whether one of its codecs encrypts."""
+        return any(each.step == "encrypt" for each in self._codecs)
+
+    @property
     def names(self) -> str:
         """The codings that it writes, as in `enc` but without ids of keys: `zstd;a256gcm`."""
         return ";".join(each.name for each in self._codecs)

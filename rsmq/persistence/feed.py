@@ -14,7 +14,7 @@ from rsmq.handler.signature import read_signature
 from rsmq.model.duration import Duration
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.keys import encode_device
-from rsmq.model.message import Message, remaining_ms, stored_ms
+from rsmq.model.message import LARGEST_PAYLOAD, Message, remaining_ms, stored_ms
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt, expiry_ms
 from rsmq.persistence.letter import pack_letter, seal
 
@@ -105,6 +105,11 @@ class Feed:
         return devices
 
     def _send(self, message: Message, devices: Sequence[str]) -> Receipt:
+        if len(message.data) > LARGEST_PAYLOAD:
+            raise Reject(
+                f"the payload has {len(message.data)} bytes, more than a letter may have ({LARGEST_PAYLOAD}): send the "
+                f"device a link"
+            )
         milliseconds, _, number = message.entry_id.partition(b"-")
         position = milliseconds.zfill(20) + number.zfill(20)
         source = f"source:{message.topic}.{message.partition}/{self._group}"

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, RetryPolicy, Settings, SyncBroker
+from rsmq import Broker, ConfigError, Message, RetryPolicy, Settings, SyncBroker
 from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
 from rsmq.errors import StoreUnavailable, TooLarge
 from rsmq.model import body as body_module
@@ -320,3 +320,27 @@ def test_a_program_without_an_event_loop_publishes_large_payloads(
     other.publish_sync("t", large(2))
     other._portal.close()
     assert len(store.names) == 2
+
+
+async def test_a_device_gets_no_letter_that_is_larger_than_an_entry(stored: MakeBroker, store: MemoryStore) -> None:
+    """The message becomes a dead letter that says so; a smaller one from the store is a letter."""
+    broker = stored()
+    broker.deliver("t", to=lambda _: "phone-1", partitions=1)
+    async with broker, broker.running():
+        await broker.publish("t", {"x": "x" * 2**20})
+        await broker.publish("t", {"y": "y" * LARGE})
+        await dies(broker, "t", "devices", 1)
+        await settled(broker, "t")
+        (letter,) = await letters_of(broker, "t", "devices")
+        assert "more than a letter may have" in letter.error
+        found = await broker.devices.peek("phone-1")
+    assert [each.payload for each in found] == [{"y": "y" * LARGE}]
+
+
+def test_delivering_what_is_encrypted_is_refused(stored: MakeBroker) -> None:
+    """Unless it is said that letters may lie in the server as they were published."""
+    broker = stored(codecs=True)
+    with pytest.raises(ConfigError, match=r"plain=True"):
+        broker.deliver("t", to=lambda _: "phone-1")
+    broker.deliver("t", to=lambda _: "phone-1", plain=True)
+    assert len(broker.handlers) == 1

@@ -110,6 +110,10 @@ class Encoded:
         """The payload of an entry."""
         data = fields.get(b"data", b'{"key": "lost", "n": 0}')
         if ENC in fields:
-            body = self._store.read(fields[b"ref"].decode()) if b"ref" in fields else None
+            try:
+                body = self._store.read(fields[b"ref"].decode()) if b"ref" in fields else None
+            except LostBody as error:
+                self._run.violate(f"an entry names a body that is lost: {error}")
+                return {"key": "lost", "n": 0}
             data = self._encoding.undo(data, binding_of(fields, body))
         return json.loads(data)

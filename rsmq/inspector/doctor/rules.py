@@ -11,6 +11,7 @@ from rsmq.inspector.doctor.facts import QueueFacts
 from rsmq.inspector.doctor.mqtt import check_mqtt
 from rsmq.inspector.text import timestamp
 from rsmq.inspector.trend import GroupTrend
+from rsmq.model.encoding import STORE
 from rsmq.model.settings import longest_read
 from rsmq.model.words import count, duration
 from rsmq.redis.preflight import Finding
@@ -128,6 +129,12 @@ def check_missing_keys(facts: QueueFacts) -> Iterator[str]:
                 missing.setdefault(needs, []).append((member.id, seconds))
         for needs, found in sorted(missing.items())[:MOST_NAMED]:
             longest = duration(timedelta(seconds=max(seconds for _, seconds in found)))
+            if needs.startswith("store ") and needs != STORE:
+                yield (
+                    f"messages of {title(group)} wait for their bodies: {count(len(found), 'member')} of it cannot "
+                    f"read the {needs} ({found[0][0]}), for {longest} now. They go on by themselves when it answers"
+                )
+                continue
             yield (
                 f"messages of {title(group)} need the {needs}, which {count(len(found), 'member')} of it "
                 f"{'does' if len(found) == 1 else 'do'} not have ({found[0][0]}), for {longest} now: add it to their "
