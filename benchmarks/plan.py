@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,9 @@ from benchmarks.table import figure, table
 
 AT: Final = 8
 """Partitions at which the cost of a message is taken from benchmarks/results/growth.json."""
+CASES: Final = (1, 4, 64)
+"""Publishes on their way at once."""
+MANY_DEVICES: Final = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Plan:
     load: float = 0.4
     per_core: float = 0.7
     gateway_bytes: float = 0.0
+    publish_at_once_us: Sequence[tuple[int, float]] = ()
+    """How many publishes of one process are on their way at once, and the server CPU of one of them."""
     node_gib: float = 26.0
 
     @property
@@ -140,6 +146,33 @@ class Plan:
             f"{self.partitions * 100_000 * self.entry_bytes / gib:.0f} GiB. On a cluster a member reads each partition",
             "over a connection of its own: with one member a partition and group that is one connection each.",
             "",
+            *self.cases(),
+        ]
+
+    def cases(self) -> list[str]:
+        """How the masters depend on the way of publishing, and on the number of devices."""
+        consume = self.groups * self.consume_server_us
+        ways = [("in batches, as above", self)] + [
+            (f"`publish`, {count:,} at once" if count > 1 else "`publish`, one by one",
+             replace(self, publish_server_us=cost)) for count, cost in sorted(self.publish_at_once_us, reverse=True)
+        ]  # fmt: skip
+        rows = [
+            (name, plan.publish_server_us + consume, plan.masters_by_cpu, plan.masters_by_cpu / self.masters_by_cpu)
+            for name, plan in ways
+        ]
+        large = replace(self, devices=MANY_DEVICES)
+        gib = 1 << 30
+        return [
+            "The table takes full batches. Publishers that wait for each message cost the server more:",
+            "",
+            *table(("messages are published", "server CPU a message, µs", "masters by CPU", "× batches"), rows),
+            "",
+            f"{MANY_DEVICES:,} devices instead: {figure(large.devices_bytes / gib)} GiB of letters and sessions, "
+            f"{figure(large.devices * large.connected_share * large.gateway_bytes / gib)} GiB in gateways, "
+            f"{large.masters_by_memory} masters by memory and {large.masters_by_cpu} by CPU in batches. What each "
+            "device has subscribed to is not in it: every gateway process holds all subscriptions, 624 bytes each, so "
+            "give topics of devices a route, and send commands with `broker.send`, which need none.",
+            "",
         ]
 
 
@@ -147,6 +180,8 @@ def costs_of(results: Path, studies: dict[str, Any]) -> dict[str, Any]:
     """The measured costs, as arguments of a Plan."""
     growth = json.loads((results / "growth.json").read_text())
     (curve,) = [each for each in growth["curves"] if each["name"] == "partitions"]
+    (at_once,) = [each for each in growth["curves"] if each["name"] == "concurrency"]
+    single = zip(at_once["values"], at_once["steps"]["publish"], strict=True)
     at = curve["values"].index(AT)
     publish, consume = (curve["steps"][step][at] for step in ("publish_many", "consume"))
     largest = {name: rows[-1] for name, rows in studies.items()}
@@ -158,5 +193,6 @@ def costs_of(results: Path, studies: dict[str, Any]) -> dict[str, Any]:
             entry_bytes=largest["pending"]["server_bytes"], device_bytes=largest["devices"]["server_bytes"],
             session_bytes=largest["devices"]["session_bytes"], letter_us=largest["devices"]["send_us"],
             gateway_bytes=largest["devices"]["gateway_bytes"],
+            publish_at_once_us=[(count, step["server_us"]) for count, step in single if count in CASES],
         )
     )  # fmt: skip

@@ -423,11 +423,12 @@ def short(report: dict[str, Any]) -> str:
             sizes = " – ".join(f"{size:,}" for size in (study.sizes[0], study.sizes[-1]))
             rows.append(f"| {study.title.lower()}: {sizes} | {grown} |")
     plan = "\n".join(Plan(**report["plan"]).page()) if "plan" in report else ""
+    later = "".join(f" {name.capitalize()} on {date}." for name, date in sorted(report.get("later", {}).items()))
     table = "\n".join(["| from – to | what grows, for each of them |", "|---|---|", *rows])
     return f"""{table}
 
 `python -m benchmarks.scale --write`, {facts["date"]}: {facts["machine"]}, Python {facts["python"]}; one run of each
-size, so a fifth more or less means nothing ({SECTION.link}).
+size, so a fifth more or less means nothing ({SECTION.link}).{later}
 
 {plan}
 """
@@ -478,14 +479,19 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write figures, report and the section of the page")
     options = parser.parse_args()
     report: dict[str, Any] = SECTION.read() if (RESULTS / "scale.json").exists() else {"studies": {}}
-    report["facts"] = {
+    facts = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     }
 
+    if not options.only or "facts" not in report:
+        report["facts"], report["later"] = facts, {}
+
     def keep(studies: dict[str, list[Figures]]) -> None:
         report["studies"] |= studies
+        if options.only:
+            report.setdefault("later", {}).update(dict.fromkeys(studies, facts["date"]))
         if {"devices", "pending"} <= report["studies"].keys():
             report["plan"] = costs_of(RESULTS, report["studies"])
         if options.write:
