@@ -158,18 +158,18 @@ async def test_delayed_poller_survives_a_long_outage(
 async def test_a_poller_wakes_when_the_next_message_is_due(client: Client, keys: Keys, settings: Settings) -> None:
     """Long before its next round, and then it asks only the partition of that message."""
     slow = replace(settings, delay_resolution=timedelta(hours=1))
-    poller = poller_of(client, keys, slow, PARTITIONS)
-    assert await poller._poll() > 3000
-    poller = poller_of(client, keys, slow, PARTITIONS)
+    first, second, poller = (poller_of(client, keys, slow, PARTITIONS) for _ in range(3))
+    assert await first._poll() > 3000
+    await first.close()
     seconds, micros = await client.execute_command("TIME")
     now = int(seconds) * 1000 + int(micros) // 1000
     await delay(client, keys, 0, now + 60_000, "in a minute")
     await delay(client, keys, 1, now - 1, "due")
-    assert 0 < await poller._poll() <= 60
+    assert 0 < await second._poll() <= 60
+    await second.close()
     assert await moved(client, keys, 1) == [b"due"]
     await client.execute_command("DEL", keys.delayed("orders", 0))
     await delay(client, keys, 0, now + 200, "soon")
-    poller = poller_of(client, keys, slow, PARTITIONS)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)
 
