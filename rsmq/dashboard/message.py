@@ -141,7 +141,7 @@ def where(visit: Visit, status: MessageStatus, subject: dict[str, str]) -> list[
     if status.state != "stored" and not status.groups:
         return [tag("div", buttons, class_="bar")]
     rows = [
-        Row(each.group, (link(each.group, visit.url("group", topic, each.group)), each.state, (
+        Row(each.group, (link(each.group, visit.url("group", topic, each.group)), each.state.replace("_", " "), (
             each.text, (" · ", link("open it", visit.url("dead-letter", topic, each.group, each.letter)))
             if each.letter else None)))
         for each in status.groups

@@ -111,7 +111,7 @@ async def topic(visit: Visit, name: str) -> Page:
     return Page(
         f"Topic {found.name}",
         [
-            tag("p", joined(links)), about({**limits_of(found)}), ranges(visit), charts(visit, {name}),
+            tag("p", joined(links, " · ")), about({**limits_of(found)}), ranges(visit), charts(visit, {name}),
             tag("h2", "Groups"), group_table(visit, board.groups), topic_table(visit, board.topics),
             tag("h2", "Partitions"), partitions_of_topic(visit, state_of.partitions if state_of else ()),
             [tag("h2", "Schedules"), visit.live.table("schedules", COLUMNS, rows, "")] if rows else None,

@@ -208,6 +208,6 @@ def time_given(text: str) -> datetime | None:
         raise ConfigError(f"{text[:40]!r} is not a valid time") from None
 
 
-def joined(parts: Iterable[Content]) -> Html:
-    """Parts with a space between them."""
-    return Html(" ".join(made for part in parts if (made := escaped(part))))
+def joined(parts: Iterable[Content], between: str = " ") -> Html:
+    """Parts with a space, or a sign, between them."""
+    return Html(between.join(made for part in parts if (made := escaped(part))))

@@ -280,7 +280,8 @@ class Queries:
         return read_entry(origin, rows[0][0], rows[0][1], self.encoding) if rows else None
 
     async def running(self, topic: str, group: str) -> list[RunningMessage]:
-        """The messages that members of a group have now, longest first: at most MOST_RUNNING of each partition."""
+        """The messages that members of a group have now, longest first: at most MOST_RUNNING of each partition. Those
+        that wait for a retry are left out: with key order they are pending, too."""
         found = await self.topic(topic)
         replies = await ask_all(
             self.client,
@@ -293,6 +294,10 @@ class Queries:
             for number, reply in zip(found.numbers, replies, strict=True)
             for entry_id, member, idle, count in reply or ()
         ]
+        parked = [
+            ("ZSCORE", self.keys.retry(topic, each.partition, group), f"{each.id}|{each.attempt}") for each in rows
+        ]
+        rows = [row for row, due in zip(rows, await ask_all(self.client, parked), strict=True) if due is None]
         rows.sort(key=lambda each: each.since, reverse=True)
         return await self._named(topic, rows[:MOST_NAMED]) + rows[MOST_NAMED:]
 

@@ -41,7 +41,7 @@ def row_of(visit: Visit, state: ScheduleState) -> Row:
         timestamp(state.last) or "never",
         result_of(state),
         state.leader or ("any worker" if state.is_added else "none"),
-        [run_now(visit, state), switch(visit, state)],
+        buttons(visit, state),
     )
     return Row(f"{state.topic}/{state.name}", cells, "bad" if state.failures else "")
 
@@ -66,12 +66,17 @@ async def schedule(visit: Visit, topic: str, name: str) -> Page:
     return Page(
         f"Schedule {name}",
         [
-            about(values), run_now(visit, state), switch(visit, state),
+            about(values), buttons(visit, state),
             tag("h2", "Last runs"), table(("tick", "result", "took", "note"), rows, "it has not run yet"),
             [tag("h2", "Traceback"), block(state.trace, "payload")] if state.trace else None,
         ],
         crumbs=[("Schedules", visit.url("schedules"))],
     )  # fmt: skip
+
+
+def buttons(visit: Visit, state: ScheduleState) -> Content:
+    """What may be done to it."""
+    return tag("div", [run_now(visit, state), switch(visit, state)], class_="bar")
 
 
 def run_now(visit: Visit, state: ScheduleState) -> Content:

@@ -8,31 +8,53 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from rsmq.dashboard.access import FORM
+from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
+from tests.gateway import packets
 from tests.servers import wait_until
 
 PICTURES = Path(__file__).parent / "pictures"
 PATHS = {
     "overview": "",
-    "dead-letters": "dead-letters/orders/billing",
-    "delayed": "delayed/orders",
-    "topic": "topic/orders",
-    "messages": "messages/orders",
-    "device": "device/phone-1",
-    "schedules": "schedules",
-    "group": "group/orders/billing",
+    "members": "members",
     "processes": "processes",
+    "process": "process/{member}",
+    "topic": "topic/orders",
+    "group": "group/orders/billing",
+    "messages": "messages/orders",
+    "message": "message/orders/{message}",
     "publish": "publish/orders",
+    "delayed": "delayed/orders",
+    "parked": "parked/orders/billing",
+    "dead-letter-groups": "dead-letters",
+    "dead-letters": "dead-letters/orders/billing",
+    "dead-letter": "dead-letter/orders/billing/{letter}",
+    "schedules": "schedules",
+    "schedule": "schedule/ticks/clock",
+    "devices": "devices",
+    "device": "device/phone-1",
+    "connections": "connections",
+    "connection": "connection/meter-7",
+    "retained": "retained",
     "search": "search?find=c-1",
+    "audit": "audit",
+    "not-found": "topic/nothing",
+    "login": "login-page",
+    "question": "question-page",
 }
+"""Every page, as the address of it; in braces what the server has named."""
 SIZES = {"light": (1200, 900), "dark": (1200, 900), "phone": (360, 900)}
 STEADY = """
 () => {
@@ -75,25 +97,64 @@ async ([before, after, columns, rows]) => {
 MOST = 0.02
 
 
+QUESTION = {"topic": "orders", "group": "billing", "back": "/group/orders/billing"}
+
+
 @pytest.fixture(scope="module")
-def url(open_dashboard: Callable[..., str], start: Callable[..., Running], scene: Cli) -> str:
-    """A worker, dead letters and delayed messages, always the same."""
+def meter(start: Callable[..., Running]) -> Iterator[None]:
+    """An MQTT client that stays connected, has a subscription and a letter, and has retained a message."""
+    port = free_port()
+    start("gateway", "app:broker", "--listen", f"mqtt://127.0.0.1:{port}", "--anonymous")
+    wait_until(lambda: is_listening(port), "the gateway listens")
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall(packets.connect("meter-7", keep_alive=0, clean=False, username="ada", password=b""))
+        connection.sendall(packets.subscribe([("home/+/power", 1)]))
+        connection.sendall(packets.publish("home/attic/humidity", b'{"percent": 41}', 1, retain=True))
+        received = b""
+        while len(packets.split(received)[0]) < 3:
+            received += connection.recv(1000)
+        yield
+
+
+def is_listening(port: int) -> bool:
+    """Whether a program accepts connections there."""
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def url(open_dashboard: Callable[..., str], start: Callable[..., Running], scene: Cli, meter: None) -> str:
+    """A dashboard with something on every page, always the same."""
     start("worker", "app:broker").expect("reads 4 of 4 partitions")
     for n in range(3):
         scene.ok("publish", "orders", json.dumps({"bad": f"customer {n}"}), "--key", f"c-{n}")
         scene.ok("publish", "orders", json.dumps({"n": n}), "--delay", "2h")
+    scene.ok("publish", "orders", '{"later": true}', "--key", "c-9", "--header", "shop=7")
     scene.ok("device", "send", "phone-1", '{"text": "boarding"}')
     wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 3, "they are dead")
-    return open_dashboard("--allow-changes")
+    wait_until(lambda: scene.json("group", "show", "orders", "billing")["waiting_for_retry"] == 1, "one is parked")
+    address = open_dashboard("--allow-changes")
+    for action in ("pause", "resume"):
+        assert httpx.post(f"{address}do/{action}", data=QUESTION | {"confirmed": "yes"}).is_redirect
+    return address
 
 
-def taken(page: Page, address: str) -> bytes:
-    """A picture of a page without what changes."""
-    page.route("**/dashboard.js", lambda route: route.abort())  # the page stays as it was sent
-    page.goto(address)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    page.evaluate(STEADY)
-    return page.screenshot()
+@pytest.fixture(scope="module")
+def paths(url: str, scene: Cli) -> dict[str, str]:
+    """The addresses of all pages."""
+    member = scene.json("member", "list", "orders", "billing")[0]["id"]
+    letter = scene.json("dlq", "list", "orders", "billing")[0]["id"]
+    message = scene.json("message", "find", "orders", "--where", "later=true")[0]["id"]
+    return {name: url + path.format(member=member, letter=letter, message=message) for name, path in PATHS.items()}
+
+
+def answered(page: Page, url: str) -> None:
+    """Pages that have no address of their own: the login of a dashboard with a token, and what an action asks first."""
+    login = FORM.format(root="", text="That is not the token.")
+    page.route("**/login-page", lambda route: route.fulfill(body=login, content_type="text/html"))
+    asked = httpx.post(f"{url}do/pause", data=QUESTION).text
+    page.route("**/question-page", lambda route: route.fulfill(body=asked, content_type="text/html"))
 
 
 def difference(page: Page, before: bytes, after: bytes, size: tuple[int, int]) -> float:
@@ -102,21 +163,28 @@ def difference(page: Page, before: bytes, after: bytes, size: tuple[int, int]) -
     return float(page.evaluate(DIFFERENCE, given))
 
 
-@pytest.mark.parametrize("look", SIZES)
-def test_pages_look_as_in_their_pictures(url: str, browser: Browser, look: str) -> None:
-    """All pages in one look; a page without its styles looks different, so the comparison can fail."""
-    scheme: Any = "dark" if look == "dark" else "light"
-    size = SIZES[look]
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+def test_pages_look_as_in_their_pictures(url: str, paths: dict[str, str], browser: Browser) -> None:
+    """All pages in all looks; a page without its styles looks different, so the comparison can fail. Nothing is wider
+    than the window of a phone."""
+    context = browser.new_context()
     page, blank, apart = context.new_page(), context.new_page(), dict[str, float]()
-    for name, path in PATHS.items():
-        kept, now = PICTURES / f"{name}-{look}.png", taken(page, url + path)
-        if os.environ.get("PICTURES") == "new":
-            kept.parent.mkdir(exist_ok=True)
-            kept.write_bytes(now)
-        apart[name] = difference(blank, kept.read_bytes(), now, size)
+    page.route("**/dashboard.js", lambda route: route.abort())  # the page stays as it was sent
+    answered(page, url)
+    for name, address in paths.items():
+        page.goto(address)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        page.evaluate(STEADY)
+        for look, (width, height) in SIZES.items():
+            page.emulate_media(color_scheme="dark" if look == "dark" else "light")
+            page.set_viewport_size({"width": width, "height": height})
+            kept, now = PICTURES / f"{name}-{look}.png", page.screenshot()
+            if os.environ.get("PICTURES") == "new":
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_bytes(now)
+            apart[f"{name}-{look}"] = difference(blank, kept.read_bytes(), now, (width, height))
+        assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"][0], name
     page.evaluate("document.querySelector('link[rel=stylesheet]').remove()")
-    without = difference(blank, kept.read_bytes(), page.screenshot(), size)
+    without = difference(blank, kept.read_bytes(), page.screenshot(), SIZES["phone"])
     context.close()
     assert {name: value for name, value in apart.items() if value > MOST} == {}
     assert without > 2 * MOST
