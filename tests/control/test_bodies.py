@@ -157,6 +157,30 @@ async def test_a_sweep_that_ends_halfway_leaves_nothing(broker: Broker, store: M
         assert await ask(broker, "EXISTS", broker.keys.bodies("t")) == 0
 
 
+async def test_what_is_published_again_while_a_sweep_deletes_has_a_body(broker: Broker, store: MemoryStore) -> None:
+    """The same id and bytes: each put has a name of its own, so the sweep deletes the earlier body only."""
+    async with broker:
+        await broker.publish("t", LARGE, message_id="m")
+        (before,) = store.names
+        await ask(broker, "DEL", broker.keys.stream("t", 0), broker.keys.dedup("t", 0, "m"))
+        await bodies_of(broker).sweep()
+        offload = broker.encoding.bodies
+        assert isinstance(offload, Offload)
+        forget = offload.delete
+
+        async def publishing(name: str) -> None:
+            await broker.publish("t", LARGE, message_id="m")
+            await forget(name)
+
+        offload.delete = publishing  # type: ignore[method-assign]
+        (state,) = await bodies_of(broker).sweep()
+        assert state.removed == 1
+        (after,) = store.names
+        assert after != before
+        (state,) = await bodies_of(broker).status()
+        assert (state.named, state.lost) == (1, [])
+
+
 async def test_a_sweep_deletes_nothing_of_another_server_or_while_this_one_fails(
     broker: Broker, store: MemoryStore, settings: Settings
 ) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))  # put back afterwards
+        patch.setenv("RSMQ_KEYS", f"k1={b64encode(b'K' * 32).decode()}")  # for its Python workers only
+        patch.setenv("RSMQ_BODIES", str(scratch / "bodies"))
         use_java()
         builder = SparkSession.builder.master("local[2,3]").appName("tests")
         for name, value in {**SETTINGS, "spark.local.dir": str(scratch)}.items():
             builder = builder.config(name, value)
         session = builder.config("spark.sql.warehouse.dir", str(scratch / "warehouse")).getOrCreate()
+        patch.delenv("RSMQ_KEYS")
+        patch.delenv("RSMQ_BODIES")
         register(session)  # as the commands do; Spark finds the source by itself, too, but starts other workers for it
         yield session
         session.stop()

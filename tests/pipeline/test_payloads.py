@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from rsmq import Broker, ConfigError, Settings
 from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
@@ -138,6 +139,18 @@ async def test_an_archive_without_the_store_stops_instead_of_losing_bodies(
     assert light.archive_by_arrow("orders").messages == 6
     rows = light.light.read(light.light.parts(["orders"]), ["value"]).column("value").to_pylist()
     assert sorted(len(row) > 50_000 for row in rows) == [False] * 4 + [True] * 2
+
+
+async def test_spark_decodes_on_its_executors(spark: SparkSession, settings: Settings) -> None:
+    """With the environment of its Python workers; the plan has no key and no address of the store."""
+    bodies = Path(spark.conf.get("spark.local.dir") or "") / "bodies"
+    await fill(broker_of(settings, bodies))
+    options = {"url": settings.url or "", "prefix": settings.prefix, "subscribe": "orders", "decode": "all"}
+    frame = spark.read.format("rsmq").options(**options).load()
+    rows = await asyncio.to_thread(frame.selectExpr("cast(value as string) as text").collect)
+    assert sorted(json.loads(row.text)["n"] for row in rows) == list(range(6))
+    plan = frame._jdf.queryExecution().toString()
+    assert not any(secret in plan for secret in (IN_ENVIRONMENT, IN_ENVIRONMENT[3:], str(bodies)))
 
 
 @pytest.fixture
