@@ -28,6 +28,7 @@ from rsmq.handler.retry import Bury, decide
 from rsmq.model.clock import now_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import Binding, Encoding
+from rsmq.model.headers import REPLY_TO
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, encode_payload, new_message_id, stored_ms
@@ -40,7 +41,6 @@ log = logging.getLogger("rsmq.request")
 
 T = TypeVar("T")
 
-REPLY_TO: Final = "reply-to"
 REPLY_TTL: Final = "reply-ttl"
 POLL: Final = 1.0
 LONGEST_TTL: Final = to_ms(timedelta(days=1))

@@ -44,7 +44,8 @@ def erase(
     found = ask_broker(url, lambda broker: broker.erase(key, devices=device or (), timeout=timeout or PATIENCE))
     text = (
         f"erased {count(found.stored, 'message')}, {found.delayed} delayed, {count(found.dead, 'dead letter')}, "
-        f"{count(found.outputs, 'output')}, {count(found.names, 'unique name')}, {count(found.letters, 'letter')}; "
+        f"{count(found.outputs, 'output')}, {count(found.names, 'unique name')}, {count(found.letters, 'letter')}, "
+        f"{count(found.replies, 'answer')}; "
         f"{found.running} still in the hands of a worker"
     )
     print_result(asdict(found), text, as_json=as_json)

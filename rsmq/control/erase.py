@@ -18,13 +18,14 @@ from rsmq.dlq.dead_letter import read_dead_letter
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, to_ms
+from rsmq.model.headers import REPLY_TO, read_headers
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.model.settings import Settings
 from rsmq.persistence import Devices
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce
-from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, ERASE_ENTRIES, ERASE_NAMES
+from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, ERASE_ENTRIES, ERASE_NAMES, ERASE_RECORD
 from rsmq.redis.streams import group_names
 from rsmq.redis.topics import Topic, Topics
 
@@ -38,7 +39,7 @@ LONGEST_PAUSE: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Erased:
     """What was deleted: messages in the streams (`stored`) and among the delayed ones, dead letters, outputs on their
-    way between slots of a cluster, unique names, letters of the named devices.
+    way between slots of a cluster, unique names, letters of the named devices, answers to its requests.
 
     `running`: messages that are left, because a worker has them in its hands, or one that has ended had them. What has
     not started does not start any more, and goes when a worker of the group runs. With 0, all that was stored before
@@ -51,6 +52,7 @@ class Erased:
     outputs: int = 0
     names: int = 0
     letters: int = 0
+    replies: int = 0
     running: int = 0
 
 
@@ -91,6 +93,7 @@ class Erase:
 
     async def _rounds(self, key: str, devices: Collection[str], seconds: float) -> Erased:
         done, end, backoff = Counter[str](), awake() + seconds, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        requests = set[str]()
         for device in devices:
             done["letters"] += await Devices(self._client, self._keys).purge(device)
         while True:
@@ -98,7 +101,9 @@ class Erase:
             for name in await self._topics.names():
                 topic = await self._topics.find(name)
                 if topic is not None:
-                    await self._round(topic, key, found)
+                    await self._round(topic, key, found, requests)
+            # a handler that was waited for has answered meanwhile
+            found["replies"] += await self._replies(requests)
             running = found.pop("running", 0)
             done += found
             if (not found.total() and not running) or awake() >= end:
@@ -106,7 +111,7 @@ class Erase:
             if running:
                 await asyncio.sleep(min(backoff.next(), max(0.0, end - awake())))
 
-    async def _round(self, topic: Topic, key: str, found: Counter[str]) -> None:
+    async def _round(self, topic: Topic, key: str, found: Counter[str], requests: set[str]) -> None:
         """Its partitions: of the key one in each band; outputs with the key may wait in any of them."""
         of_key = {block.partition_for(key) for block in topic.layout.blocks}
         for partition in topic.numbers:
@@ -114,12 +119,18 @@ class Erase:
             if partition in of_key:
                 # what is due moves from the delayed ones into the stream, and from there to the dead letters
                 found["delayed"] += await self._delayed(topic, partition, key)
-                stored, running = await self._stored(topic, partition, key, groups)
+                stored, running = await self._stored(topic, partition, key, groups, requests)
                 found["stored"] += stored
                 found["running"] += running
                 found["names"] += await self._names(topic, partition, key)
                 for group in groups:
                     found["dead"] += await self._dead(topic, partition, key, group)
+                    if not running:
+                        names = (
+                            self._keys.stream(topic.name, partition),
+                            self._keys.calls(topic.name, partition, group),
+                        )
+                        found["running"] += await ERASE_RECORD(self._client, names, (group, key))
             for group in groups if self._client.is_cluster else ():
                 out = self._keys.out(topic.name, partition, group)
                 ids = [entry_id async for entry_id, flat in self._entries(out) if has_key(flat, key)]
@@ -143,11 +154,16 @@ class Erase:
             count += 1
         return count
 
-    async def _stored(self, topic: Topic, partition: int, key: str, groups: Sequence[str]) -> tuple[int, int]:
+    async def _stored(
+        self, topic: Topic, partition: int, key: str, groups: Sequence[str], requests: set[str]
+    ) -> tuple[int, int]:
         """Cancel its messages for each group, and delete those that no group has. Returns how many, and how many are
-        left."""
-        keys, at, erased, left = self._keys, (topic.name, partition), 0, 0
-        ids = [entry_id async for entry_id, flat in self._entries(keys.stream(*at)) if has_key(flat, key)]
+        left. `requests` gets where the answers to them are stored."""
+        keys, at, erased, left, ids = self._keys, (topic.name, partition), 0, 0, list[bytes]()
+        async for entry_id, flat in self._entries(keys.stream(*at)):
+            if has_key(flat, key):
+                ids.append(entry_id)
+                requests.update(request_of(flat))
         for group in groups:
             parts = (keys.retry, keys.cancels, keys.cancelled, keys.waits)
             own = [part(*at, group) for part in parts]
@@ -164,6 +180,10 @@ class Erase:
             gone, waiting = await ERASE_ENTRIES(self._client, names, (len(groups), *groups, *page))
             erased, left = erased + gone, left + waiting
         return erased, left
+
+    async def _replies(self, requests: Collection[str]) -> int:
+        """Answers that were not read yet."""
+        return sum([await self._client.execute_command("UNLINK", self._keys.reply(each)) for each in sorted(requests)])
 
     async def _names(self, topic: Topic, partition: int, key: str) -> int:
         names = (self._keys.unique(topic.name, partition), self._keys.delayed(topic.name, partition))
@@ -198,6 +218,15 @@ class Erase:
 
     def __repr__(self) -> str:
         return f"<Erase under {self._keys.prefix}>"
+
+
+def request_of(flat: Sequence[bytes]) -> list[str]:
+    """Where the answer to an entry is stored, if it is a request."""
+    raw = dict(zip(flat[::2], flat[1::2], strict=False)).get(b"h")
+    with suppress(Malformed):
+        headers = {} if raw is None else read_headers(raw)
+        return [headers[REPLY_TO]] if REPLY_TO in headers else []
+    return []
 
 
 def has_key(flat: Sequence[bytes], key: str) -> bool:

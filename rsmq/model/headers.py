@@ -15,6 +15,8 @@ LARGEST_HEADERS: Final = 32 << 10
 MOST_REMEMBERED: Final = 512
 """Bytes of headers that `check_headers` may get: what it remembers is bounded."""
 ONLY_TEXT: Final = {str}
+REPLY_TO: Final = "reply-to"
+"""The header of a request: where its answer is stored."""
 
 
 def read_headers(raw: bytes) -> dict[str, str]:

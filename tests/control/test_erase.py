@@ -187,3 +187,36 @@ async def test_wrong_use_is_refused(broker: Broker) -> None:
             await broker.erase("")
         with pytest.raises(ConfigError, match="pass a list of client ids"):
             await broker.erase("u7", devices="phone-7")
+
+
+async def test_answers_and_digests_of_a_key_are_erased(broker: Broker) -> None:
+    """An answer that came too late, or was not read; what waits for its window, and the record of the last call."""
+
+    @broker.handler("ask", group="answers", replies=True)
+    async def answer(text: str) -> str:
+        await anyio.sleep(0.1)
+        return text
+
+    @broker.handler("mail", group="digests", batch=10, by="key", linger="1ms")
+    async def first(texts: list[str]) -> None: ...
+
+    @broker.handler("news", group="digests", batch=10, by="key", linger="1h")
+    async def later(texts: list[str]) -> None: ...
+
+    async with broker.running():
+        for key in ("ada", "bob"):
+            with pytest.raises(TimeoutError), anyio.fail_after(0.05):  # it is not there to read the answer
+                await broker.request("ask", f"{SECRET} asked {key}", key=key, timeout="20s")
+            await broker.publish("mail", f"{SECRET} mail {key}", key=key)
+            await broker.publish("news", f"{SECRET} news {key}", key=key)
+        await settled(broker, "mail")
+        await settled(broker, "ask")
+        assert len(await holds(broker, "asked ada")) == 2, "the message, and its answer"
+        erased = await broker.erase("ada")
+        assert (erased.stored, erased.running) == (3, 0)
+        assert await holds(broker, " ada") == []
+        for partition in range(2):
+            for topic in ("mail", "news"):
+                calls = broker.keys.calls(topic, partition, "digests")
+                assert not await ask(broker, "HEXISTS", calls, "ada")
+        assert len(await holds(broker, " bob")) >= 2
