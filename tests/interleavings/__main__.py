@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tests.interleavings.bands import BAND_EDITS, BAND_SCENARIOS
+from tests.interleavings.digests import DIGEST_SCENARIOS, DIGEST_WEAKENINGS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
 from tests.interleavings.search import Result, Search
@@ -64,6 +65,12 @@ def search_all(only: list[str]) -> bool:
                 f"{'BROKEN' if result.broken else 'complete'}"
             )
             tell(result)
+    for digests in DIGEST_SCENARIOS:
+        if not only or any(part in digests.name for part in only):
+            result = digests.search()
+            is_good &= not result.broken
+            console.print(f"{digests.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
+            tell(result)
     for permits in PERMIT_SCENARIOS:
         if not only or any(part in permits.name for part in only):
             result = permits.search()
@@ -94,6 +101,11 @@ def search_weakened(only: list[str]) -> bool:
             found = f"found ({edit.scenario.name}; {result.states} states)" if result.broken else "NOT FOUND"
             console.print(f"bands: {edit.what}: {found}")
             tell(result)
+    for weak in DIGEST_WEAKENINGS:
+        if not only or any(part in f"digests: {weak.what}" for part in only):
+            result = weak.search()
+            is_good &= bool(result.broken)
+            console.print(f"digests: {weak.what}: {'found' if result.broken else 'NOT FOUND'} ({result.states} states)")
     for permits in PERMIT_WEAKENINGS:
         if not only or any(part in f"take_permits {permits.what}" for part in only):
             result = permits.scenario.search(permits.script)

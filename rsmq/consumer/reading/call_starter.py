@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any
+from typing import Any, Final
 
 from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.reading.read_ahead import ReadAhead
@@ -19,6 +20,9 @@ from rsmq.model.reason import lost_body
 from rsmq.redis.scripts import BEHIND, OK, STALE_EPOCH, START_CALL, UNDELIVERED, Value
 
 log = logging.getLogger("rsmq.fetch")
+
+SETTLING: Final = 0.005
+"""Seconds between two looks whether the call before it is settled: that is on its way."""
 
 
 class CallStarter(ReadAhead):
@@ -37,7 +41,10 @@ class CallStarter(ReadAhead):
         while self._has_slot():
             plan = self._gathering.next_call(lane, lanes, is_behind=is_behind)
             if plan is None:
-                return False
+                if not self._gathering.awaits_settlement(lane):
+                    return False
+                await asyncio.sleep(SETTLING)
+                return True
             if await self._begin(lane, plan):
                 return True
             is_behind = True

@@ -114,6 +114,8 @@ class GatheringQueue(Queue):
             call, ids = calls.of(key), flows.ids_of_call(key, self._batch)
             if not ids or not calls.is_complete(key, lane.recovery.cursor):
                 continue
+            if calls.awaits_settlement(key, lane.in_flight):
+                continue
             if self.in_flight and self.in_flight + len(ids) > self._memory // HALF:
                 return None
             starts = call is not None or key not in calls.headless
@@ -123,6 +125,10 @@ class GatheringQueue(Queue):
             window_end = 0 if is_whole else parse_stream_id(ids[0])[0] + self._linger_ms
             return CallPlan(key, ids, 0 if call is None else call.attempts, window_end, starts, flows.filling)
         return None
+
+    def awaits_settlement(self, lane: Lane) -> bool:
+        """Whether a call that is due waits for the settlement of the one before it."""
+        return any(lane.flows.calls.awaits_settlement(key, lane.in_flight) for key in lane.flows.due_keys())
 
     def begin_call(self, lane: Lane, plan: CallPlan, found: Sequence[bytes], messages: Sequence[Message]) -> bool:
         """A call begins with these messages; the first ids of its key, as `found`, are not needed any more. False: all

@@ -132,6 +132,12 @@ class OpenCalls:
         if call is not None:
             self._ended[key] = b"%d-%d" % call.last, call.ids
 
+    def awaits_settlement(self, key: bytes, in_flight: Container[bytes]) -> bool:
+        """Whether the last call of a key has ended, and the server may not have settled it: if the owner died now, its
+        messages would come again together with those of the next call."""
+        _, ids = self._ended.get(key, (b"", ()))
+        return any(each in in_flight for each in ids)
+
     def to_forget(self, in_flight: Collection[bytes]) -> dict[bytes, bytes]:
         """Records that the server needs no more: all messages of these calls are settled for certain."""
         found = dict[bytes, bytes]()
