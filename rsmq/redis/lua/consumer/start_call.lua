@@ -8,12 +8,12 @@
 -- RETURNS  {'OK', {id, fields} or {id, word}...} up to the budget: 'CANCELLED', 'LOST' and 'TRIMMED' are settled,
 --          'UNDELIVERED' is not known as delivered. Or {'BEHIND'}: messages that were stored before the end are not
 --          received yet; {'LATE'} or {'STALE_EPOCH'}
--- WHY      `calls` has the last id of the latest call of a key. What is pending up to it has started, whatever its count
---          is, and is handled together again; what comes after it has not. So a retry has the same messages, also by the
---          next owner. Ended calls are forgotten, unless a later one has taken their place. Counts become the attempt.
---          No more than now is asked for: the clock may have been set back. To cancel the first message makes it due, so
---          that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not pending or not
---          delivered is treated as by read_again, also a member of a batch.
+-- WHY      `calls` has the last id of the latest call of a key. What is pending up to it has started, also with a count
+--          of 0, and is handled together again; what comes after it has not. So a retry has the same messages, also by
+--          the next owner. Ended calls are forgotten, unless a later one has taken their place. Counts become the
+--          attempt. No more than now is asked for: the clock may have been set back. To cancel the first message makes
+--          it due, so that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not
+--          pending or not delivered is treated as by read_again.
 -- USES     bury_lost, count_call, dict, order, can_write, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
