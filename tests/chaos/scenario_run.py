@@ -234,7 +234,7 @@ class ScenarioRun:
                 publisher.terminate()
                 await publisher.ended()
         await self.until_settled(seconds * (BANK_PATIENCE if self.job.bank else 1))
-        self.history.dead = await self._dead()
+        self.history.dead = await self.dead()
         if self.is_watched:
             self.history.leaks = await self._leaks()
         self.history.events = list(self.ledger.events())
@@ -289,7 +289,7 @@ class ScenarioRun:
             holds += [f"partition {partition}: {delayed} delayed"] if delayed else []
         return holds
 
-    async def _dead(self) -> list[tuple[Name, str]]:
+    async def dead(self) -> list[tuple[Name, str]]:
         letters = DeadLetters(self.broker.client, self.broker.keys)
         topic, dead = await self._found_topic(), []
         async for letter in letters.iterate(topic, GROUP):

@@ -13,10 +13,10 @@ from tests.chaos.checker import Verdict
 from tests.chaos.publisher import PublisherJob
 from tests.chaos.scenario_run import ScenarioRun
 from tests.chaos.scenarios.keys import PARTITIONS
-from tests.chaos.scenarios.server import all_alive
+from tests.chaos.scenarios.server import after_all_is_lost, all_alive
 from tests.chaos.system_faults import FaultyServer
 from tests.chaos.testbed import Testbed, ask
-from tests.chaos.worker import TOPIC
+from tests.chaos.worker import GROUP, TOPIC
 
 HOUR = 3600
 CLOCKS = tuple({"distribution": how, "clock": off} for how in ("hash", "shared") for off in (0, HOUR, -HOUR))
@@ -175,3 +175,54 @@ def _streams(run: ScenarioRun, server: FaultyServer) -> list[dict[bytes, object]
 
 def _ids_of_two(one: dict[bytes, object], other: dict[bytes, object]) -> int:
     return sum(one[each] != other[each] for each in one.keys() & other.keys())
+
+
+@scenario("A43", injection="with room for 40 messages in memory, while 1500 of five keys wait as ids (100 000 in the "
+          "long form): FLUSHALL; or the group is reset to its beginning; or the master is lost with its last writes; "
+          "or SIGKILL of the busiest of two workers, whose messages have one attempt",
+          bound="what is published afterwards is handled, in order; nothing that waited as an id is a dead letter",
+          variants=(
+              {"how": "flushall"}, {"how": "group reset"}, {"how": "failover"}, {"how": "one attempt"},
+          ))  # fmt: skip
+async def ids_waiting_that_the_server_forgets(testbed: Testbed, how: str) -> Verdict:
+    """An id without its message is worth nothing when the server gives it to another one, or does not know it."""
+    pair = await Pair.begin(testbed) if how == "failover" else None
+    server = await testbed.server() if pair is None else None
+    given = {"workers": 2, "lease": 30 if how == "one attempt" else 2, "prefetch": 40, "concurrency": 8}
+    given["attempts"] = 1 if how == "one attempt" else 5
+    url = pair.front.url if pair is not None else server.url  # type: ignore[union-attr]
+    run = await testbed.begin(ScenarioRun, url, **given)
+    await run.burst(100_000 if run.seconds else 1500, keys=5, seconds=0.0002, failing=0)
+    await run.handles(100)
+    if how == "one attempt":
+        return await _with_one_attempt(run)
+    if how == "flushall":
+        ask(server, "FLUSHALL")  # type: ignore[arg-type]
+        return await after_all_is_lost(run)
+    _loses(run, how)
+    if pair is not None:
+        kept = set(run.history.stored)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: run.burst(300, keys=5, failing=0))
+            await pair.fail_over(0.3)
+        run.history.unknown |= run.history.stored - kept  # what was confirmed meanwhile may be lost
+        run.history.stored &= kept
+    else:
+        await run.broker.reset_group(TOPIC, GROUP, "earliest")
+    await run.burst(200, keys=5, failing=0)
+    await run.recovers()
+    all_alive(run)
+    return await run.verdict(seconds=300 if run.seconds else 60)
+
+
+async def _with_one_attempt(run: ScenarioRun) -> Verdict:
+    """Only what ran when its worker was killed may become a dead letter."""
+    victim = run.busiest()
+    victim.kill()
+    await victim.ended()
+    run.excuse("killed", victim)
+    events = [event for event in run.ledger.events() if event.pid == victim.pid]
+    ran = {(e.key, e.n) for e in events if e.what == "start"} - {(e.key, e.n) for e in events if e.what == "commit"}
+    await run.until_settled(300 if run.seconds else 60)
+    run.history.poison |= {name for name, _ in await run.dead() if name in ran}
+    return await run.verdict()
