@@ -164,7 +164,8 @@ async def test_late_read_is_cut_off_however_its_lease_ended(
         await one.release(lease, reader.name)
     elif ending == "reset":
         at = (TOPIC, 0, GROUP)
-        names = (stream, lease_key, keys.retry(*at), keys.cancels(*at), keys.cancelled(*at), keys.waits(*at))
+        parts = (keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
+        names = (stream, lease_key, *[part(*at) for part in parts])
         assert await RESET_GROUP(client, names, (GROUP, "0")) == OK
     else:
         await client.execute_command("HSET", lease_key, "until_ms", 0)

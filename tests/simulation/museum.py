@@ -481,8 +481,8 @@ EXHIBITS: Final = (
         "an expiry is early",
         "messages expire a second before their time",
         "model/message.py",
-        "else self.expires_ms - now_ms",
-        "else self.expires_ms - now_ms - 1000",
+        "else message.expires_ms - now_ms\n",
+        "else message.expires_ms - now_ms - 1000\n",
         needs=lambda plan: bool(plan.expires),
     ),
     bug(
@@ -615,8 +615,8 @@ EXHIBITS: Final = (
         "a late start counts from before its charge",
         "a message that waits for its charge counts from before, so another one starts too soon",
         "consumer/waiting/group_rate.py",
-        "        if message.is_redelivered:\n",
-        "        if False:\n",
+        "        if message.is_redelivered or message.is_outside:\n",
+        "        if message.is_outside:\n",
         needs=lambda plan: bool(plan.group_rate[0]),
     ),
     bug(

@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import LOOK_AT_MEMBERS
+from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS
 
 pytestmark = pytest.mark.anyio
 
@@ -49,3 +49,17 @@ async def test_look_at_members_reports_what_members_of_a_cluster_cannot_read(cli
     _, _, _, _, *members = await look(client, keys, "unreadable")
     found = dict(zip(members[::2], members[1::2], strict=True))
     assert found == {b"reads all": 1, b"some": b"3,17", b"odd": 1, b"a set": 1, b"is gone": 0}
+
+
+async def test_look_at_group_counts_members_and_says_whether_one_watches(client: Client, keys: Keys) -> None:
+    """Also of a group that is unknown. It creates no key."""
+    names = (keys.members("t", "g"), keys.group("t", "g"), keys.watched("t", "g"))
+    _, _, *found = await LOOK_AT_GROUP(client, names, ())
+    assert found == [b"", b"", 0, 0]
+    assert await client.execute_command("EXISTS", *names) == 0
+    await client.execute_command("SADD", keys.members("t", "g"), "a", "b", "c")
+    await client.execute_command("HSET", keys.group("t", "g"), "paused", "1", "holds", "n 5")
+    await client.execute_command("SET", keys.watched("t", "g"), "a", "PX", 600_000)
+    seconds, _, *found = await LOOK_AT_GROUP(client, names, ())
+    assert found == [b"1", b"n 5", 3, 1]
+    assert int((await client.execute_command("TIME"))[0]) - int(seconds) < 600
