@@ -27,6 +27,11 @@ async def test_worker_killed_while_messages_wait_for_a_time_is_replaced(run_scen
     await run_scenario("killed with messages that wait for a time")
 
 
+async def test_worker_killed_while_digests_run_is_replaced(run_scenario: RunScenario) -> None:
+    """Three kills and a sleeper: each message is handled, in order per key, and no call is early."""
+    await run_scenario("killed while digests run")
+
+
 @pytest.mark.parametrize("parent", ["right", "wrong"])
 async def test_killed_child_of_a_supervisor_is_replaced_at_once(run_scenario: RunScenario, parent: str) -> None:
     """Its siblings take over before any grace ends; a parent that says so of children that run does no harm."""

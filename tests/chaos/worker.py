@@ -35,6 +35,8 @@ from tests.chaos.recorder import RecordingSettler, install
 TOPIC, GROUP, OUTPUT_TOPIC = "work", "workers", "receipts"
 MOST_CALLS, MOST_CALLS_OF_NAME, PERMIT = 4, 2, "provider"
 """The permits of the group, or of each name."""
+GATHERED = 50
+"""Messages of a call that has all of a key."""
 LEDGER = "CHAOS_LEDGER"
 """Environment variable with the path of the ledger, for a handler in a process of its own."""
 
@@ -46,7 +48,8 @@ class Job:
     `cycles`: start and stop the broker so often before serving. `member`: a fixed member id instead of a unique one.
     `bank`: the address of a database: handlers book their messages there; `is_plain`: without effects and outbox.
     `limits`: of the group (`group`), of each `provider_of` its messages (`name`), or a `permit` that the handler takes.
-    `waits`: a message starts up to so many seconds after it was stored: `due_of` says when.
+    `waits`: a message starts up to so many seconds after it was stored: `due_of` says when. `linger`: a call has all
+    messages of a key that are stored within so many seconds.
     `output`: handlers publish to `receipts`: with their message, or by the broker. `log`: a file, not standard error.
     """
 
@@ -69,6 +72,7 @@ class Job:
     output: Literal["", "message", "broker"] = ""
     limits: Literal["", "group", "name", "permit"] = ""
     waits: float = 0.0
+    linger: float = 0.0
     bank: str = ""
     is_plain: bool = False
     log: str = ""
@@ -186,6 +190,19 @@ def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
             raise
         ledger.note("commit", key, n, message.attempt)
 
+    async def gathered(orders: list[dict[str, object]], messages: list[Message]) -> list[Exception | None]:
+        first = messages[0]
+        end = datetime.fromtimestamp(int(first.stream_id.partition("-")[0]) / 1000 + job.linger, UTC)
+        is_early = first.attempt == 1 and len(messages) < GATHERED and datetime.now(UTC) < end - timedelta(seconds=0.02)
+        if is_early or len({message.key for message in messages}) > 1:
+            raise Reject("it is early, or has several keys")  # an unexpected dead letter fails the run
+        for at, (order, message) in enumerate(zip(orders, messages, strict=True)):
+            try:
+                await handle(order, message)
+            except ValueError as error:  # what is before it is done
+                return [*[None] * at, error, *[Retry("after the one before")] * (len(messages) - at - 1)]
+        return [None] * len(messages)
+
     def booking(till: Till) -> Callable[..., Any]:
         async def book(order: dict[str, object], message: Message, session: Any = till.dependency) -> None:
             await till.book(session, str(order["key"]), int(str(order["n"])))
@@ -193,7 +210,9 @@ def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
 
         return book
 
-    inline = handle if till is None else booking(till)
+    inline: Callable[..., Any] = handle if till is None else booking(till)
+    if job.linger:
+        inline = gathered
     broker.handler(
         TOPIC,
         group=GROUP,
@@ -204,6 +223,7 @@ def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
         timeout=job.timeout,
         execution=None if job.execution == "inline" else job.execution,
         when=(lambda message: due_of(message, job.waits)) if job.waits else None,
+        **({"batch": GATHERED, "by": "key", "linger": timedelta(seconds=job.linger)} if job.linger else {}),
         **limits_of(job),
     )(inline if job.execution == "inline" else handle_apart)
     return broker, till

@@ -334,6 +334,28 @@ async def killed_with_messages_that_wait_for_a_time(testbed: Testbed) -> Verdict
     return await run.verdict()
 
 
+@scenario("A49", injection="a call has all messages of a key that are stored within a second; SIGKILL of the busiest "
+          "of two workers, three times, at any step of what waits, begins and is settled; another one sleeps for two "
+          "leases",
+          bound="each message is handled, in order per key; no call is early or has several keys",
+          is_cheap=True)  # fmt: skip
+async def killed_while_digests_run(testbed: Testbed) -> Verdict:
+    """The next owner finds windows and calls that have begun."""
+    run = await testbed.start(await testbed.shared_server(), workers=2, prefetch=400, linger=1.0)
+    for number in range(20 if run.seconds else 3):
+        await run.burst(400, keys=40, seconds=0.0002)
+        await run.handles(100)
+        victim = run.busiest()
+        victim.kill()
+        run.excuse("killed", victim)
+        run.processes.start_worker()
+        if number == 1:
+            sleeper = run.busiest()
+            run.excuse("paused", sleeper)
+            await paused(sleeper, 2 * run.job.lease)
+    return await run.verdict()
+
+
 @scenario("A38", injection="with room for 40 messages in memory, while 1500 of five keys wait as ids (100 000 in the "
           "long form): SIGKILL of the busiest of two workers, or SIGTERM, or SIGSTOP for two leases, or RST of every "
           "connection, ten times",
