@@ -120,6 +120,9 @@ class OpenBatch:
         self.id = new_home(options.name)
         self._numbers = Numbers(self.id, options.group, is_direct=not client.is_cluster)
         self._admitted = set[str]()
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        """Calls that wait for a topic, or behind one that does."""
         self._page = list[BatchMember]()
         self._stored = set[BatchMember]()
         self._on_way = 0
@@ -187,7 +190,7 @@ class OpenBatch:
             raise ConfigError(
                 "a batch that is resumed needs a message_id for each member: without one it would be sent twice"
             )
-        if topic not in self._admitted:
+        if topic not in self._admitted or self._waiting:
             await self._admit(topic)
         unknown = None if given is None else self._unknown.pop(given, None)
         if unknown is not None:
@@ -195,21 +198,26 @@ class OpenBatch:
         return await self._store(await self._producer.output(topic, payload, **options, member=self._numbers.next()))
 
     async def _admit(self, topic: str) -> None:
+        """In the order of the calls, which is that of the messages of a key."""
+        self._waiting += 1
         try:
-            await self._producer.admit_batch(self.id, self._options.group, topic)
+            async with self._lock:
+                if topic not in self._admitted:
+                    await self._producer.admit_batch(self.id, self._options.group, topic)
+                    self._admitted.add(topic)
         except BatchEnded:
             raise BatchEnded(self.name) from None
-        self._admitted.add(topic)
+        finally:
+            self._waiting -= 1
 
     async def _store(self, output: Output, *, is_again: bool = False) -> MessageRef:
         """Store a member, and note it for the next page."""
         self._on_way += 1
         try:
             ref, known = await self._producer.store_member(output, self._lifetime_ms, is_again=is_again)
-        except (TopicFull, BrokerUnavailable):
-            raise  # it is not stored: its number is not used again
-        except BaseException:
-            self._unknown[output.message_id] = output
+        except BaseException as error:  # what is not stored needs no member; an earlier call may have stored it
+            if is_again or not isinstance(error, TopicFull | BrokerUnavailable):
+                self._unknown[output.message_id] = output
             raise
         finally:
             self._on_way -= 1
@@ -246,7 +254,10 @@ class OpenBatch:
         return None
 
     async def close(self) -> None:
-        """End what is unknown, and close the batch. It is complete when all members have left. Raises BatchEnded."""
+        """End what is unknown, and close the batch. It is complete when all members have left.
+
+        Raises BatchEnded, and BrokerUnavailable: then it can be called again.
+        """
         if not self._is_open:
             return
         while self._on_way:
@@ -254,10 +265,10 @@ class OpenBatch:
             await self._arrived.wait()
         for message_id in list(self._unknown):
             await self._store(self._unknown.pop(message_id), is_again=True)
-        self._is_open = False
         await self._tell("added")
         counts = Counter(member.block for member in self._stored)
         await self._tell("closed", " ".join(f"{block}={count}" for block, count in sorted(counts.items())))
+        self._is_open = False
 
     async def _tell(self, word: str, told: str = "") -> None:
         """Note the page in the batch."""

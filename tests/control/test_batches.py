@@ -536,3 +536,13 @@ async def test_a_call_with_several_members_adds_members_of_each_batch(broker: Br
             await one.publish("sms", "last", key="k")
         await calls.come("complete", "complete", "success", "success")
     assert {each["batch"]: numbers(each)[:2] for each in calls.all} == {"one": [3, 3], "two": [2, 2]}
+
+
+async def test_members_of_a_key_keep_the_order_of_the_calls(broker: Broker) -> None:
+    """Also those that are published together before the batch has looked at the topic."""
+    serve(broker, works)
+    async with broker.running():
+        async with opened(broker) as batch:
+            refs = await asyncio.gather(*[batch.publish("sms", str(number), key="k") for number in range(100)])
+        entries = await ask(broker, "XRANGE", broker.keys.stream("sms", refs[0].partition_number), "-", "+")
+    assert [int(fields[1]) for _, fields in entries] == list(range(100))

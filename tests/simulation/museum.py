@@ -84,7 +84,47 @@ def may_set_clock(plan: Plan) -> bool:
     return not (plan.delayed or plan.schedule or plan.expires or plan.rate[0] or plan.group_rate[0] or plan.uniques)
 
 
+def left_out(what: str, script: str, line: str, needs: Callable[[Plan], bool] = lambda _: True) -> Exhibit:
+    """A script that ends members of a batch and does not count them."""
+    edit = Edit(f"rsmq/redis/lua/{script}.lua", line, "")
+    return Exhibit(f"{script} without members", what, [edit], lambda plan: plan.in_batch and needs(plan))
+
+
 EXHIBITS: Final = (
+    left_out(
+        "handled members of a batch are missing", "consumer/settle_members", "leave_batch(KEYS[1], ARGV[2], leaving)\n"
+    ),
+    left_out(
+        "members with outputs are missing in their batch",
+        "consumer/settle_outputs",
+        "if member ~= '' then leaving[#leaving + 1] = { member, outcome, added } end",
+        lambda plan: plan.has_outputs,
+    ),
+    left_out(
+        "dead letters are missing in their batch",
+        "consumer/bury_message",
+        "if member then leave_batch(KEYS[1], ARGV[3], { { member, reason == 'expired' and 'expired' or 'failed', '' } }"
+        ") end",
+        lambda plan: plan.poison > 0,
+    ),
+    left_out(
+        "messages that are cancelled before they start are missing in their batch",
+        "consumer/settle_cancelled",
+        "if member then leave_batch(KEYS[1], ARGV[3], { { member, 'cancelled', '' } }) end",
+        lambda plan: plan.cancels > 0,
+    ),
+    left_out(
+        "parked messages that are cancelled are missing in their batch",
+        "control/cancel_message",
+        "  if member then leave_batch(stream, group, { { member, 'cancelled', '' } }) end\n",
+        lambda plan: plan.cancels > 0 and plan.ordering == "none",
+    ),
+    left_out(
+        "delayed messages that are cancelled are missing in their batch",
+        "control/cancel_delayed",
+        "if member then leave_batch(KEYS[1]:match('^(.*):delayed$'), nil, { { member, 'cancelled', '' } }) end",
+        lambda plan: plan.cancels > 0 and plan.delayed > 0,
+    ),
     bug(
         "the lowest band first",
         "a message starts while one of a higher band is ready",

@@ -15,6 +15,7 @@ import rsmq.broker.connection
 import rsmq.heartbeat.heartbeat
 import rsmq.heartbeat.presence
 import rsmq.heartbeat.registration
+import rsmq.model.batch_member
 import rsmq.model.body
 import rsmq.model.message
 import rsmq.persistence.inbox_writer
@@ -79,7 +80,8 @@ def begin(seed: int) -> None:
     rsmq.heartbeat.heartbeat.memory_bytes = lambda: None
     rsmq.heartbeat.presence.Wakeup = threads.Wakeup  # type: ignore[misc,assignment]
     rsmq.model.message.uuid_utils = numbers  # type: ignore[assignment]
-    for owner in (rsmq.persistence.inbox_writer, rsmq.persistence.session, rsmq.model.body, rsmq.redis.identity):
+    owners = (rsmq.persistence.inbox_writer, rsmq.persistence.session, rsmq.model.body, rsmq.redis.identity)
+    for owner in (*owners, rsmq.model.batch_member):
         owner.secrets = numbers  # type: ignore[attr-defined]
     for module in (rsmq.worker.worker, rsmq.broker.connection):
         module.new_member_id = lambda: str(world().current.name)  # type: ignore[attr-defined]

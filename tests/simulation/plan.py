@@ -92,11 +92,14 @@ class Plan:
     `quiet`: the share of seeds with owners and single messages in which these wait for a time.
     `digests`: the share of seeds with order per key and batches in which a call has the messages of one key that are
     stored within `linger` seconds (0: a batch may have several keys).
+    `batched`: the share of seeds, of those in which all ends can be counted, with all messages `in_batch`.
     `large`: the share of seeds in which the group has more members than `watchers`.
     `encodes`: the share of seeds in which messages are `encoded`: compressed and encrypted with one of two keys, and of
     half of them the bodies lie in a store, which is slow, goes away, and is swept.
     """
 
+    batched: float = 0.25
+    in_batch: bool = False
     large: float = 0.3
     watchers: int = 8
     encodes: float = 0.0
@@ -245,10 +248,14 @@ class Plan:
             # a deleted consumer's messages look settled until the audit has found them
             retention=3600.0 if is_audited else choices.among([3600.0, 5.0], "retention"),
         )
+        may_be_batch = not (is_inbox or is_audited or has_fallback or varied.uniques)
+        varied = replace(varied, in_batch=may_be_batch and choices.unit("in a batch") < self.batched)
         if is_hot:
             varied = varied._hot(choices)
         # what is read of entries here, as of unique names and tenants, would need the store
-        may_encode = not (is_inbox or has_hook or has_fallback or varied.uniques or varied.expires or varied.moves)
+        may_encode = not (
+            is_inbox or has_hook or has_fallback or varied.uniques or varied.expires or varied.moves or varied.in_batch
+        )
         if may_encode and choices.unit("encoded") < self.encodes:
             kind = choices.among(["sealed", "stored"], "how encoded")
             return replace(varied, encoded=kind, has_outputs=varied.has_outputs and kind == "sealed")

@@ -22,6 +22,7 @@ from rsmq.heartbeat.lease import Lease
 from rsmq.model.layout import read_layout
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
+from tests.simulation.batches import Batches
 from tests.simulation.cancels import Cancels
 from tests.simulation.digests import Digests
 from tests.simulation.encoded import TRIED, Encoded
@@ -92,6 +93,7 @@ class Run:
         self.limits, self.quiet, self.digests = Limits(self), Quiet(self), Digests(self)
         self.handed_on = HandedOn(self)
         self.uniques = Uniques(self)
+        self.batches = Batches(self)
         self.encoded = Encoded(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
@@ -147,6 +149,7 @@ class Run:
             *self.expiries.wrong(self._events, [name for name, _ in dead], self.cancels.done),
             *self.burials.wrong([name for name, _ in letters], Counter(map(itemgetter(0), self._outputs(BURIED)))),
             *self.handed_on.wrong(letters),
+            *self.batches.wrong(letters),
             *self.violations,
             *([] if self._is_published else ["the publisher is not done"]),
             *self._skipped_ticks(),
@@ -389,6 +392,7 @@ class Run:
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
             self.rates.starts_of_name(name_of(message))
+            self.batches.starts(name)
             self.limits.starts(member, message, name_of(message))
 
         async def handle_one(payload: Any, message: Message) -> None:
@@ -492,7 +496,7 @@ class Run:
         publisher = self.encoded.broker()
         if plan.bands and not plan.bands_after:
             publisher.topic(TOPIC, dict, bands=plan.bands)
-        async with publisher as broker, anyio.create_task_group() as tasks:
+        async with publisher as broker, self.batches.opened(broker), anyio.create_task_group() as tasks:
             for n in range(plan.uniques):
                 for publisher in "ab":
                     tasks.start_soon(self.uniques.publish, broker, f"u{n}", publisher)
@@ -536,7 +540,8 @@ class Run:
             self._poison.add(name)
         self._tried[name] = self.world.now
         try:
-            ref = await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, **({"key": name[0]} | options))
+            publish = self.batches.publisher or broker.publish
+            ref = await publish(TOPIC, {"key": name[0], "n": name[1]}, **({"key": name[0]} | options))
         except RsmqError as error:
             self.world.note(f"   publishing {name} failed: {error!r}")
             self._unknown.add(name)
