@@ -6,15 +6,17 @@ deep nesting, endless numbers, NaN and broken UTF-8. Error texts name fields, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic_core import from_json
 
 from rsmq.errors import Malformed
 from rsmq.model.formats import format_of
 from rsmq.model.json import decode_json
+from rsmq.model.message import BYTES, TEXT
 
 Decoder = Callable[[bytes], Any]
 
@@ -46,9 +48,34 @@ def decoder_for(annotation: Any) -> Decoder:
 
 
 def formats_for(annotation: Any) -> Mapping[str, Decoder]:
-    """The decoders for other content types than JSON; none for a type that is always read as JSON."""
+    """The decoders for other content types than JSON; none for a type that is always read as JSON.
+
+    What is published as text or bytes is no JSON: so a type such as `str | None` has decoders for these, too.
+    """
     own = format_of(annotation)
-    return {} if own is None else own.by_type
+    if own is not None:
+        return own.by_type
+    kinds = [] if annotation in (str, bytes, Any, object) else [*members(annotation)]
+    found = dict[str, Decoder]()
+    for kind, content_type, prepare in ((str, TEXT, decode_text), (bytes, BYTES, decode_bytes)):
+        if any(isinstance(each, type) and issubclass(each, kind) for each in kinds):
+            validated: Callable[..., Decoder] = import_module("rsmq.handler.validated").decoder_for
+            found[content_type] = validated(annotation, prepare)
+    return found
+
+
+def members(annotation: Any) -> Iterator[Any]:
+    """The types of which a payload of this type may be: those of a union, and of the values of a Literal."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from members(inner[0])
+    elif origin in (Union, UnionType):
+        for each in inner:
+            yield from members(each)
+    elif origin is Literal:
+        yield from map(type, inner)
+    else:
+        yield annotation
 
 
 def refusal_of(annotation: Any) -> str:

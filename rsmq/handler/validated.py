@@ -16,16 +16,23 @@ MOST_ERRORS: Final = 3
 LONGEST_PART: Final = 60
 
 
-def decoder_for(annotation: Any) -> Callable[[bytes], Any]:
-    """A decoder for what pydantic can validate. An incomplete model is refused here, not at its first message."""
+def decoder_for(annotation: Any, prepare: Callable[[bytes], Any] | None = None) -> Callable[[bytes], Any]:
+    """A decoder for what pydantic can validate. An incomplete model is refused here, not at its first message.
+    `prepare` makes a value of the data, which is JSON without it."""
     try:
-        validate = TypeAdapter(annotation).validator.validate_json
+        validator = TypeAdapter(annotation).validator
+        validate: Callable[[bytes], Any] = validator.validate_json
     except Exception as error:  # pydantic raises its own errors, NameError, TypeError and ValueError here
         first_line = str(error).partition("\n")[0]
         raise ConfigError(
             f"a payload cannot become {annotation!r} ({first_line}): annotate it with a pydantic model, a dataclass, "
             f"a TypedDict, dict, str or bytes, defined before the handler"
         ) from None
+
+    if prepare is not None:
+
+        def validate(data: bytes) -> Any:
+            return validator.validate_python(prepare(data))
 
     def decode(data: bytes) -> Any:
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,13 +24,14 @@ from pydantic import (
     Secret,
     SecretStr,
     computed_field,
+    create_model,
     field_serializer,
 )
 from typing_extensions import TypedDict
 
 from rsmq import Broker, ConfigError, NotJson
 from rsmq.handler.handler import build_handler
-from rsmq.handler.payload import decoder_for, refusal_of
+from rsmq.handler.payload import decoder_for, formats_for, refusal_of
 from rsmq.model.message import encode_payload
 
 
@@ -111,6 +114,87 @@ def test_what_is_published_is_read_back_equal_or_refused(kind: Any, values: Any)
 
     assert refusal_of(kind) == ""
     check()
+
+
+LEAVES: Final[list[tuple[Any, Any]]] = [
+    (int, st.integers()), (str, TEXT), (bool, st.booleans()), (float, FLOAT),
+    (Decimal, st.decimals(allow_nan=False, allow_infinity=False)),
+    (datetime, st.datetimes(timezones=st.just(UTC))), (UUID, st.uuids()), (bytes, st.binary(max_size=8)),
+    (Colour, st.sampled_from(Colour)),
+]  # fmt: skip
+
+
+@st.composite
+def types_and_values(draw: st.DrawFn, depth: int = 0) -> tuple[Any, Any]:
+    """A type, made of others, and a strategy for its values."""
+    forms = ["leaf", "list", "dict", "optional", "tuple", "model", "dataclass", "typed dict"]
+    form = draw(st.sampled_from(forms if depth < 2 else forms[:1]))
+    if form == "leaf":
+        return draw(st.sampled_from(LEAVES))
+    kind, values = draw(types_and_values(depth + 1))
+    other, others = draw(types_and_values(depth + 1))
+    made: dict[str, Callable[[], tuple[Any, Any]]] = {
+        "list": lambda: (list[kind], st.lists(values, max_size=2)),
+        "dict": lambda: (dict[str, kind], st.dictionaries(TEXT, values, max_size=2)),
+        "optional": lambda: (kind | None, values | st.none()),
+        "tuple": lambda: (tuple[kind, other], st.tuples(values, others)),
+        "model": lambda: fields_of(create_model("Made", one=(kind, ...), two=(other, ...)), values, others),
+        "dataclass": lambda: fields_of(make_dataclass("Made", [("one", kind), ("two", other)]), values, others),
+        "typed dict": lambda: fields_of(TypedDict("Made", {"one": kind, "two": other}), values, others),  # type: ignore[operator]
+    }
+    return made[form]()
+
+
+def fields_of(kind: Any, one: Any, two: Any) -> tuple[Any, Any]:
+    """A type with two fields, and its values."""
+    return kind, st.builds(kind, one=one, two=two)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_what_any_type_accepts_is_read_back_equal_or_refused(data: st.DataObject) -> None:
+    """Random types of pydantic, dataclasses and TypedDicts, one in another, with random values."""
+    kind, values = data.draw(types_and_values())
+    value = data.draw(values)
+    try:
+        stored, content_type = encode_payload(value)
+    except NotJson:
+        return
+    assert refusal_of(kind) == ""
+    assert formats_for(kind).get(content_type, decoder_for(kind))(stored) == value
+
+
+class Size(enum.StrEnum):
+    LARGE = "l"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (str | None, "text"), (str | None, None), (bytes | None, b"\xff"), (Literal["on", 1], "on"), (Size, Size.LARGE),
+        (Annotated[str, Field(max_length=5)], "text"), (dict[str, int] | str, "{}"), (dict[str, int] | str, {"a": 1}),
+    ],
+)  # fmt: skip
+def test_text_and_bytes_are_read_by_types_that_may_be_something_else(kind: Any, value: Any) -> None:
+    """They are published as they are, not as JSON."""
+    stored, content_type = encode_payload(value)
+    found = formats_for(kind).get(content_type, decoder_for(kind))(stored)
+    assert (found, type(found)) == (value, type(value))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_what_a_struct_of_msgspec_accepts_is_read_back_equal_or_refused(data: st.DataObject) -> None:
+    """Random structs, as JSON and as MessagePack."""
+    leaves = [leaf for leaf in LEAVES if leaf[0] is not Colour]
+    chosen = data.draw(st.lists(st.sampled_from(leaves), min_size=1, max_size=4))
+    kind = msgspec.defstruct("Made", [(f"f{n}", leaf) for n, (leaf, _) in enumerate(chosen)])
+    value = kind(*[data.draw(values) for _, values in chosen])
+    try:
+        stored, content_type = encode_payload(value)
+    except NotJson:
+        return
+    assert formats_for(kind).get(content_type, decoder_for(kind))(stored) == value
 
 
 class Inner(BaseModel):
