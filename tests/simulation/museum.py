@@ -698,6 +698,23 @@ EXHIBITS: Final = (
         "                pass\n        for key in free",
         needs=lambda plan: plan.is_hot,
     ),
+    unfenced("start_call", needs=lambda plan: plan.linger > 0),
+    bug(
+        "a call leaves no record",
+        "the next owner does not know which messages have started together",
+        "redis/lua/consumer/start_call.lua",
+        "if newest then redis.call('HSET', KEYS[7], ARGV[21], newest) end",
+        "",
+        needs=lambda plan: plan.linger > 0,
+    ),
+    bug(
+        "a call does not look for what is unread",
+        "messages of its window are missing",
+        "redis/lua/consumer/start_call.lua",
+        "if #unread + #on_way > 0 then return { 'BEHIND' } end",
+        "",
+        needs=lambda plan: plan.linger > 0,
+    ),
     unfenced("keep_waits", needs=lambda plan: plan.has_quiet),
     bug(
         "a later message stays in memory while its key waits for a time",
