@@ -19,6 +19,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
 from rsmq.model.partition import MOST_PARTITIONS
+from rsmq.model.record import exact_text
 from rsmq.redis.client.connector import Client
 from rsmq.redis.identity import deployment_id
 from rsmq.redis.scripts import FIND_BODIES, FIND_DELAYED_BODIES
@@ -185,8 +186,13 @@ class Bodies:
         key, unnamed = self._keys.bodies(topic), sorted(found.old - named)
         now = await self._now_ms()
         noted = await self._client.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
-        since = {name.decode(): float(at) for name, at in zip(noted[::2], noted[1::2], strict=True)}
-        gone = [name for name in since if name in named or name not in found.names]
+        since, gone = dict[str, float](), list[bytes]()
+        for raw, at in zip(noted[::2], noted[1::2], strict=True):
+            name = exact_text(raw)
+            if name is None or name in named or name not in found.names:
+                gone.append(raw)
+            else:
+                since[name] = float(at)
         await self._forget(key, gone)
         new = [name for name in unnamed if name not in since]
         for first in range(0, len(new), 1000):
@@ -200,7 +206,7 @@ class Bodies:
             await self._forget(key, [name])
         return len(due)
 
-    async def _forget(self, key: str, names: Sequence[str]) -> None:
+    async def _forget(self, key: str, names: Sequence[str | bytes]) -> None:
         for first in range(0, len(names), 1000):
             await self._client.execute_command("ZREM", key, *names[first : first + 1000])
 

@@ -133,6 +133,16 @@ async def test_what_is_named_again_begins_anew(broker: Broker, store: MemoryStor
         assert (state.removed, state.unnamed) == (0, 1)
 
 
+async def test_spoiled_notes_of_a_sweep_are_forgotten(broker: Broker, store: MemoryStore) -> None:
+    """Another client may write anything: the body beside them is noted, and deleted."""
+    async with broker:
+        await broker.publish("t", LARGE)
+        await broker.topics.delete("t")
+        await ask(broker, "ZADD", broker.keys.bodies("t"), "-inf", b"\xff\xfe", 1, "word", "inf", "")
+        assert await swept(broker) == 1
+        assert await ask(broker, "EXISTS", broker.keys.bodies("t")) == 0
+
+
 async def test_a_sweep_that_ends_halfway_leaves_nothing(broker: Broker, store: MemoryStore) -> None:
     """The store goes away at the second delete: what is left goes with the next sweep, and no note stays."""
     async with broker:

@@ -31,6 +31,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "relayed": ("rows|db", "turn|db"),
     "lease": ("owner", "epoch", "until_ms", "reader", "before", "ttl", "clock", "starts", "call", "run"),
     "errors": ("ID", "ID|past", "ID|due"),
+    "calls": ("c-1",),
     "cancels": ("ID", "ID|due"),
     "group": ("distribution", "paused", "created_ms"),
     "unique": ("name",),
@@ -55,16 +56,30 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 HASHES: Final = frozenset(FIELDS)
 SETS: Final = frozenset({"topics", "members"})
 ZSETS: Final = frozenset(
-    {"schedules", "delayed", "marks", "retry", "waits", "cancelled", "inbox", "expiry", "gateways", "batch_due"}
+    {
+        "schedules",
+        "delayed",
+        "marks",
+        "retry",
+        "waits",
+        "cancelled",
+        "inbox",
+        "expiry",
+        "gateways",
+        "bodies",
+        "batch_due",
+    }
 )
 STREAMS: Final = frozenset({"stream", "out", "dlq", "handed_on", "history", "audit"})
 STRINGS: Final = frozenset(
     {
         "deployment",
+        "sweep",
         "dedup",
         "rate",
         "permits",
         "alive",
+        "watched",
         "vitals",
         "letter",
         "task",
@@ -94,7 +109,8 @@ def of(keys: Keys, kind: str) -> str:
         "topic": AT[:1], "dedup": (*AT[:2], "m"),
         "rate": ("orders", "billing", "acme"), "permits": ("orders", "billing"),
         "holders": ("orders", "billing"), "leader": ("outbox.db",),
-        "members": ("orders", "billing"), "alive": ("orders", "billing", "other"), "group": ("orders", "billing"),
+        "members": ("orders", "billing"), "alive": ("orders", "billing", "other"),
+        "watched": ("orders", "billing"), "bodies": ("orders",), "group": ("orders", "billing"),
         "vitals": ("orders", "billing", "other"), "letter": ("phone", 1), "task": ("t",), "reply": ("r",),
         "gateway_clients": ("other",), "gateway_about": ("other",), "batch_names": (0,), "batch_due": (0,),
         "batch_state": ("0.b",), "batch_members": ("0.b",),
@@ -103,7 +119,7 @@ def of(keys: Keys, kind: str) -> str:
         return found
     if kind in ("inbox", "session", "expiry", "received", "will"):
         return str(found("phone"))
-    if kind in ("lease", "retry", "waits", "out", "errors", "cancels", "cancelled", "dlq", "handed_on"):
+    if kind in ("lease", "retry", "waits", "calls", "out", "errors", "cancels", "cancelled", "dlq", "handed_on"):
         return str(found(*AT))
     return str(found(*arguments.get(kind, AT[:2])))
 
