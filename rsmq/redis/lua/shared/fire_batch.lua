@@ -14,7 +14,7 @@ local function fire_batch(keys, is_over)
     local counted = tonumber(redis.call('HGET', keys.state, 'total|' .. block) or 0)
     is_complete = is_complete and counted >= tonumber(count)
   end
-  local calls, time = {}, redis.call('TIME')
+  local calls, time, prefix = {}, redis.call('TIME'), keys.state:match('^.-:{')
   local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
   local due = string.format('%.0f', now + found[11])
   if (is_complete or is_over) and not found[7] then
@@ -27,7 +27,8 @@ local function fire_batch(keys, is_over)
       .. '"expired":%.0f,"missing":%.0f,"state":"%s","started_ms":%s,"ended_ms":%s}', cjson.encode(found[9]), keys.home,
       total, done, failed, cancelled, expired, missing, call[2], found[10], now)
     local entry = { 'data', data, 'id', keys.home .. '.' .. call[1], 'key', found[9] }
-    local is_stored = how == 'd' and type(redis.pcall('XADD', stream, '*', unpack(entry))) == 'string'
+    local is_ours = how == 'd' and stream:sub(1, #prefix) == prefix
+    local is_stored = is_ours and type(redis.pcall('XADD', stream, '*', unpack(entry))) == 'string'
     redis.call('HSET', keys.state, 'state', call[2], call[3], now)
     if how and not is_stored then
       redis.call('HSET', keys.state, 'pending|' .. call[1], data)
