@@ -1,6 +1,6 @@
 """Large payloads lie in a store outside of the server, and their messages say where: `Broker(offload=Offload(...))`.
 
-A folder of the file system, or whatever fsspec has a file system for, such as `s3://bucket/folder` with the package
+A folder of the file system, or any file system that fsspec has, such as `s3://bucket/folder` with the package
 s3fs. When a body may be deleted is decided from the entries that name it, by the sweep of each worker.
 """
 
