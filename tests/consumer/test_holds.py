@@ -231,6 +231,58 @@ async def test_breaker_holds_a_name_and_lets_one_message_try_it(make: Make) -> N
         assert await brokers[0].holds("t") == ()
 
 
+async def test_message_that_tries_a_name_starts_before_another_suspect_of_its_tenant(make: Make) -> None:
+    """Two workers have died with them, so one at a time is started. One in a closed flow gives way to it."""
+    called, left = Provider(), 1
+
+    def fails_once(_name: str | None) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError("down")
+
+    called.says = fails_once
+    retry = RetryPolicy(max_attempts=100, wait=wait_fixed(0))
+    broker = make(called, breaker=Breaker(1, "20ms", by=provider), tenant=lambda _: "acme", retry=retry)
+    async with broker:
+        await publish(broker, "twilio", 12)
+        for number in (await broker.topics.existing("t")).numbers:
+            stream, execute = broker.keys.stream("t", number), broker.client.execute_command
+            await execute("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
+            for row in await execute("XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">") or ():
+                await execute("XCLAIM", stream, "g", "dead", 0, *[entry for entry, _ in row[1]], "RETRYCOUNT", 2)
+        async with broker.running():
+            await settled(broker, "t")
+    assert called.count("twilio") == 13
+
+
+async def test_messages_wait_no_more_when_the_server_knows_of_no_hold(make: Make) -> None:
+    """It ended before the server heard of it, or was ended by another member: what waits here is let go at once."""
+    called, is_down = Provider(), True
+
+    def down(_name: str | None) -> None:
+        if is_down:
+            raise OSError("down")
+
+    called.says = down
+    retry = RetryPolicy(max_attempts=100, wait=wait_fixed(0))
+    broker = make(called, breaker=Breaker(1, "10m", by=provider), retry=retry, concurrency=1)
+    async with broker.running():
+        consumer = consumer_of(broker)
+        await publish(broker, "twilio", 3)
+        await until(lambda: consumer.queue.held == 3 and is_calm(consumer), "all wait")
+        is_down = False
+        held = consumer.holds
+        assert held is not None
+        await broker.client.execute_command("HDEL", broker.keys.group("t", "g"), "holds")
+        held.advance(3600)  # it is over, before the member hears what the server knows
+        await until(
+            lambda: called.count("twilio") == 4,
+            "they start, and not only when the member looks again after a minute",
+            seconds=40,
+        )
+
+
 async def test_breaker_counts_failures_in_a_row_and_only_of_its_types(make: Make) -> None:
     """A success, a rejected message or another error between them begins anew."""
     called, script = Provider(), ["fail", "fail", "ok", "fail", "reject", "fail", "fail", "other"]

@@ -330,6 +330,8 @@ class Holds:
             self._release(name)
         elif held.until_ms <= self._now_ms():
             await self._probe(name, held)
+            if name not in self._held:  # another member has ended it, or the server never heard of it
+                self._release(name)
 
     async def _probe(self, name: str, held: HeldName) -> None:
         """Let one message of a name start, if no other member does. If it never ends, another one is tried later."""

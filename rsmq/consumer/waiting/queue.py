@@ -956,14 +956,23 @@ class Queue:
             self.behind -= count
 
     def _admit(self, message: Message, *, is_first: bool = False) -> None:
-        """To `ready`, unless it is a suspect and another one is out."""
-        if not message.is_suspect:
-            self.ready.appendleft(message) if is_first else self.ready.append(message)
-        elif self._suspect is None or self._suspect is message:
+        """To `ready`, unless it is a suspect and another one is out. One that has not started gives way to the first:
+        it may be of a tenant whose turn is closed, and the first is what its limit waits for."""
+        if message.is_suspect:
+            if self._suspect not in (None, message) and not (is_first and self._takes_back(self._suspect)):
+                self._suspects.appendleft(message) if is_first else self._suspects.append(message)
+                return
             self._suspect = message
-            self.ready.append(message)
-        else:
-            self._suspects.append(message)
+        self.ready.appendleft(message) if is_first else self.ready.append(message)
+
+    def _takes_back(self, message: Message) -> bool:
+        """Whether the suspect that is out has not started: it is the next one again."""
+        try:
+            self.ready.remove(message)
+        except ValueError:
+            return False
+        self._suspects.appendleft(message)
+        return True
 
     def _next_suspect(self, message: Message | None) -> None:
         """If a message is the suspect that is out, the next one may start."""
