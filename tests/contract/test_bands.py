@@ -158,6 +158,27 @@ async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: M
         await until(lambda: work.started == ["first", "second"], "it is handled")
 
 
+async def test_what_a_band_has_that_nothing_remembers_is_read_and_its_numbers_are_given_to_no_other_one(
+    make_broker: Make,
+) -> None:
+    """The layout was lost while no worker ran, and other bands are declared: also the message of before is handled."""
+    before, after = make_broker(partitions=1), make_broker(partitions=1)
+    before.topic("sms", str, bands=("urgent", "normal"))
+    async with before:
+        lost = await before.publish("sms", "first", band="urgent")
+        await ask(before, "XGROUP", "CREATE", before.keys.stream("sms", 0), "g", "0", "MKSTREAM")
+        await ask(before, "HDEL", before.keys.topic("sms"), "layout")
+    work = Work(after, bands=("normal", "bulk"))
+    async with after, after.running():
+        await until(lambda: work.started == ["first"], "it is handled")
+        numbers = await open_block(after, "bulk")
+        topic = await after.topics.existing("sms")
+        assert lost.partition_number not in numbers
+        assert topic.layout.band_of(lost.partition_number) == f"lost-{lost.partition_number}"
+        with pytest.raises(ConfigError, match="has no band 'urgent': its bands are normal, bulk"):
+            await after.publish("sms", "second", band="urgent")
+
+
 async def test_a_group_that_knows_no_bands_is_made_in_them_before_anything_is_trimmed(make_broker: Make) -> None:
     """A worker of an older version makes its group in the partitions that it knows: what a band has is kept for it."""
     broker = make_broker(partitions=1, retention_interval="50ms")

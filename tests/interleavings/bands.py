@@ -772,10 +772,6 @@ BAND_SCENARIOS: Final = (
         "bands: the layout is lost, another band is added, and a publisher",
         (ADDED, worker("m1"), ADDS_OTHER, PUBLISHES), Faults(losses=1), is_strict=False,
     ),
-    BandScenario(
-        "bands: the layout is lost while no worker runs, another band is added, and a publisher",
-        (ADDED, worker("m1"), ADDS_OTHER, PUBLISHES), Faults(losses=1, crashes=1), is_strict=False, adds=False,
-    ),
     BandScenario("bands: a reply is lost, and a publisher", (ADDS, worker("m1"), PUBLISHES), Faults(lost=1)),
 )  # fmt: skip
 
