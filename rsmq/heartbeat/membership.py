@@ -139,6 +139,8 @@ class Membership:
         self._heard: list[tuple[str, tuple[str, ...]]] | None = None  # while all members are read
         self._proved_at = -math.inf
         self._is_presence_due = False  # of all members, once
+        self._announced = frozenset[str]()  # as silent, by this member or another one
+        self._hinted = set[str]()  # said to be silent during a look at the presence, which may be older
         self._members: list[str] = []
         self._stirred = asyncio.Event()
         self._refresh_wanted = False
@@ -208,6 +210,8 @@ class Membership:
             self._apply(word, members)
             self._update_view(has_news=False)
         elif word == SILENT:
+            self._hinted.update(members)
+            self._announced = self._announced.union(members)
             self._watch.suspect(frozenset(members).intersection(self._members))
             self._stirred.set()
         elif word == MISSED or (word == CHANGED and self._asks_for):
@@ -399,15 +403,18 @@ class Membership:
                 await self._tell(LEFT, gone)
 
     async def _check_presence(self, others: list[str]) -> None:
+        self._hinted.clear()
         counts = await listeners(self._client, [self._keys.presence(member) for member in others])
         self._liveness.saw_listeners(monotonic(), dict(zip(others, counts, strict=True)))
         silent = frozenset(member for member, count in zip(others, counts, strict=True) if not count)
-        self._watch.clear(each for each in others if each not in silent and not self._liveness.has_ended(each))
-        unheard = silent - self._watch.suspects
-        self._watch.suspect(unheard)
+        present = [each for each in others if each not in silent and each not in self._hinted]
+        self._watch.clear(each for each in present if not self._liveness.has_ended(each))
+        self._announced = self._announced.difference(present).intersection(self._members)
+        self._watch.suspect(silent)
         if self._watch.is_large and self._watch.watches(monotonic()):
-            if unheard:
+            if unheard := silent - self._announced:
                 await self._tell(SILENT, unheard)
+                self._announced |= unheard
             await self._prove()
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from rsmq.heartbeat.group_watch import GroupWatch, watchers_of
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
-from rsmq.redis.pubsub import tell_news
+from rsmq.redis.pubsub import listeners, tell_news
 from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, Script, Value
 from tests.heartbeat.member import GROUP, TOPIC, Member, member
 from tests.patience import until
@@ -201,3 +201,23 @@ async def test_flushall_brings_all_members_back(client: Client, connector: Conne
 
         await until(are_back, "all are members again")
         await until(lambda: group.see(NAMES), "and see each other")
+
+
+async def test_hint_that_comes_during_an_older_look_is_not_forgotten(
+    client: Client, connector: Connector, quick: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply to a look says that the member lives, and the hint came after the server had written it."""
+    async with large(client, connector, quick) as group:
+        gone, view = group.others[0], group.members[group.others[1]].membership
+        ask = listeners
+
+        async def late(asked: Client, channels: Sequence[str]) -> list[int]:
+            counts = await ask(asked, channels)
+            view.hear("silent", (gone,))
+            return counts
+
+        with monkeypatch.context() as patch:
+            patch.setattr("rsmq.heartbeat.membership.listeners", late)
+            await view._check_presence([gone])
+        assert gone in view._watch.suspects
+        await until(lambda: gone not in view._watch.suspects, "the next look finds that it lives")
