@@ -120,17 +120,18 @@ async def test_batch_ends_a_window_before_its_time(broker: Broker) -> None:
 
 
 async def test_after_an_outage_a_call_has_all_that_was_stored_before_its_window_ended(make_broker: Make) -> None:
-    """Each window is over when the worker starts: one call for each key, also with a small memory and many reads."""
-    publisher = make_broker()
-    mail = Mail(make_broker(prefetch=20), linger="1ms")
-    async with publisher:
-        async with mail.broker.running():  # makes the group
-            pass
-        for number in range(300):
-            await publisher.publish("t", f"{number}", key=f"k{number % 10}")
-        async with mail.broker.running():
-            await mail.has_called(10)
-            await settled(mail.broker, "t")
+    """All were stored an hour ago, within a window: one call for each key, also with a small memory and many reads."""
+    mail = Mail(make_broker(prefetch=20), linger="1m")
+    async with mail.broker.running():  # makes the group
+        pass
+    async with mail.broker:
+        stored, stream = int((await ask(mail.broker, "TIME"))[0]) * 1000 - 3_600_000, mail.broker.keys.stream("t", 0)
+        await mail.broker.client.pipelined(
+            [("XADD", stream, f"{stored + n}-0", "data", n, "key", f"k{n % 10}") for n in range(300)]
+        )
+    async with mail.broker.running():
+        await mail.has_called(10)
+        await settled(mail.broker, "t")
     assert sorted(len(payloads) for payloads, _ in mail.calls) == [30] * 10
     assert all(payloads == sorted(payloads, key=int) for payloads, _ in mail.calls)
 
