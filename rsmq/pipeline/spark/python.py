@@ -64,7 +64,7 @@ def has_rsmq(python: str) -> bool:
 def check_executors(spark: SparkSession) -> None:
     """Run a few tasks that say which Python they are. Raises ConfigError if one has no rsmq."""
     probe = probing()
-    ask = F.udf(lambda _: probe(), "string").asNondeterministic()
+    ask = F.udf(lambda _: probe(), "string", useArrow=False).asNondeterministic()  # it may have no pyarrow either
     with spark_errors():
         rows = spark.range(0, PROBED_TASKS, 1, PROBED_TASKS).select(ask("id").alias("python")).distinct().collect()
     without = sorted(row.python for row in rows if row.python)
