@@ -73,6 +73,13 @@ class ScriptError(BrokerError):
     """A Lua script failed: a defect of rsmq or a foreign type under one of its keys."""
 
 
+class PartitionSealed(BrokerError):
+    """The stream of a partition takes no messages any more, and nothing was stored: its topic was resized.
+
+    A publisher of rsmq reads the topic again and stores the message in the partition that follows.
+    """
+
+
 class GroupMissing(BrokerError):
     """A stream or its consumer group is gone (FLUSHALL, DEL): it is made again, from the start."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ from rsmq.redis.topics import Topic, Topics
 
 OPENING_SECONDS = 10.0
 
-app = noun("Topics: list, show, set, delete, why-not-trimmed.")
+app = noun("Topics: list, show, set, resize, delete, why-not-trimmed.")
 
 
 @app.command("list", epilog="Example: rsmq topic list")
@@ -66,7 +66,7 @@ def show(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
 def set_(
     topic: TopicName,
     partitions: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Create it with this number; it never changes.")
+        int | None, typer.Option(min=1, max=1024, help="Create it with this number; later see resize.")
     ] = None,
     max_length: Annotated[int | None, typer.Option(min=0, help="Limit of messages in a partition; 0: none.")] = None,
     on_full: Annotated[
@@ -116,6 +116,88 @@ def set_(
             f"then their messages go to the band normal, and workers open them by themselves"
         )
         raise typer.Exit(1)
+
+
+@app.command("resize", epilog="Example: rsmq topic resize orders 16")
+def resize(
+    topic: TopicName,
+    partitions: Annotated[
+        int | None, typer.Argument(min=1, max=1024, help="How many it is to have: a multiple of what it has.")
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="Show how far it is, and what it waits for.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Give up a resize whose partitions are not used yet.")] = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Let a topic grow while everything runs; messages of a key stay in order. Exit code 1 while it waits."""
+    if (partitions is not None) + status + abort != 1:
+        raise typer.BadParameter("give the number of partitions, or --status, or --abort")
+    if abort:
+        if not ask(url, lambda connection: connection.topics.abort_resize(topic)):
+            raise NotFound(f"topic {topic!r} is not being resized, or its new partitions are used already")
+        print_result({"topic": topic, "aborted": True}, f"{topic}: the resize is given up", as_json=as_json)
+        return
+
+    async def grow(connection: CommandConnection) -> ResizeState:
+        waits_for = ""
+        if partitions is not None:
+            await connection.topic(topic)
+            await connection.topics.resize(topic, partitions)
+            waits_for = await finished(connection.topics, topic)
+        return await resize_state(connection, topic, waits_for)
+
+    state = ask(url, grow)
+    print_json(state) if as_json else describe_resize(state)
+    if state.waits_for:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeState:
+    """How far a resize is. `partitions` are used now, `resizing_to` is what it waits for, None for nothing; `left`: of
+    each group, how many messages of sealed partitions it has not settled."""
+
+    topic: str
+    partitions: int
+    resizing_to: int | None
+    waits_for: str
+    left: dict[str, int]
+
+
+async def resize_state(connection: CommandConnection, name: str, waits_for: str) -> ResizeState:
+    """Without a word about what it waits for, members are asked."""
+    topic = await connection.topic(name)
+    found = await connection.inspector.snapshot([name])
+    left = {group.name: group.left_before for group in found.groups} if topic.layout.is_resized else {}
+    added = topic.layout.following
+    if added is not None and not waits_for:
+        waits_for = await connection.topics.unaware_of_resize(topic, [group.name for group in found.groups])
+        behind = [group for group, number in left.items() if number]
+        if behind and not waits_for:
+            waits_for = f"groups that have not handled what was published before: {', '.join(behind)}"
+        waits_for = waits_for or "a worker, or this command again, to go on"
+    return ResizeState(name, topic.partitions, None if added is None else added.count, waits_for, left)
+
+
+async def finished(topics: Topics, name: str) -> str:
+    """Wait for the members to know the partitions, as long as a heartbeat of a dead one may last. Returns what it
+    waits for then."""
+    waits_for = await topics.go_on_with_resize(name)
+    with anyio.move_on_after(OPENING_SECONDS):
+        while waits_for:
+            await anyio.sleep(0.2)
+            waits_for = await topics.go_on_with_resize(name)
+    return waits_for
+
+
+def describe_resize(state: ResizeState) -> None:
+    """Print it, with a bar for each group that still handles what was published before."""
+    print_line(f"{state.topic}: {count(state.partitions, 'partition')}")
+    if state.resizing_to is not None:
+        print_line(f"to {state.resizing_to} partitions: it waits for {state.waits_for}; workers go on by themselves")
+    for group, number in state.left.items():
+        said = f"{count(number, 'message')} of before the resize left" if number else "past the resize"
+        print_line(f"group {group}: {said}")
 
 
 @app.command("delete", epilog="Example: rsmq topic delete orders --yes")

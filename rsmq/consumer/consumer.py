@@ -53,6 +53,7 @@ from rsmq.model.call_counts import told
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.settings import longest_read
+from rsmq.model.words import count
 from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.scripts import Ask
 from rsmq.redis.topics import Topic, Topics, newer_topic
@@ -295,7 +296,8 @@ class Consumer:
             return
         context.follow(changed)
         self._serve_bands()
-        log.info("%s has the bands %s", context.name, ", ".join(changed.layout.order))
+        bands = f" in the bands {', '.join(changed.layout.order)}" if changed.layout.has_bands else ""
+        log.info("%s has %s%s", context.name, count(len(changed.numbers), "partition"), bands)
         self._heartbeat.tell(changed.name, group, **changed.layout.known_as)
         self._runner.wake_soon()
         self.membership.wake()

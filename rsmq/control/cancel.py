@@ -67,7 +67,7 @@ class Cancel:
             return True
         at, keys = (found.topic.name, found.partition), self._keys
         await refuse_one_group(self._client, keys, found, group, "cancel")
-        names = (keys.delayed(*at), keys.dedup(*at, found.message.id))
+        names = (keys.delayed(*at), keys.dedup(at[0], found.root, found.message.id))
         window_ms = to_ms(self._settings.dedup_window)
         is_cancelled = await CANCEL_DELAYED(self._client, names, (found.packed or b"", window_ms)) == CANCELLED
         self._counted[at[0], NO_GROUP] += is_cancelled
@@ -77,7 +77,7 @@ class Cancel:
         """Cancel a message that no group reads yet, for all that will. False: a group has come, or it is gone."""
         at, keys = (found.topic.name, found.partition), self._keys
         ids = (found.message.id, found.message.stream_id)
-        names = (keys.stream(*at), *(keys.dedup(*at, each) for each in ids), keys.removed(*at))
+        names = (keys.stream(*at), *(keys.dedup(at[0], found.root, each) for each in ids), keys.removed(*at))
         args = (found.message.entry_id, to_ms(self._settings.dedup_window))
         is_cancelled = await CANCEL_UNREAD(self._client, names, args) == CANCELLED
         self._counted[at[0], NO_GROUP] += is_cancelled

@@ -149,7 +149,7 @@ class Erase:
                         found.append((packed, given.decode(errors="backslashreplace")))
         count = 0
         for packed, message_id in found:
-            names = (self._keys.delayed(*at), self._keys.dedup(*at, message_id))
+            names = (self._keys.delayed(*at), self._keys.dedup(topic.name, topic.layout.root_of(partition), message_id))
             await CANCEL_DELAYED(self._client, names, (packed, self._window_ms))
             count += 1
         return count

@@ -43,6 +43,11 @@ class Found:
     is_cancelled: bool = False
 
     @property
+    def root(self) -> int:
+        """The partition that remembers its id."""
+        return self.topic.layout.root_of(self.partition)
+
+    @property
     def due(self) -> datetime | None:
         """When it is due; None if it is not delayed."""
         return None if not self.packed else from_epoch_ms(min(self.due_ms, LATEST_MS))
@@ -56,14 +61,19 @@ class Found:
 def candidates(message_id: str, topic: Topic, key: str | None) -> Iterator[Sequence[int]]:
     """The partitions where a message may be, the likeliest first. A message without a key is where its id belongs."""
     match = LOCATED_ID.fullmatch(message_id)
+    layout = topic.layout
     if isinstance(message_id, MessageRef):
-        yield (message_id.partition_number,)
+        number = message_id.partition_number
+        yield (number,)
+        if layout.is_resized:  # a delayed one moves to a partition that follows, a repeated one was there before
+            yield layout.ancestors_of(number)
+            yield layout.descendants_of(number)
     elif match is not None and match[1] is not None:
         yield (int(match[1]),)
     elif key is not None:
-        yield [block.partition_for(key) for block in topic.layout.blocks]
+        yield [block.partition_for(key) for block in layout.blocks]
     else:
-        first = [block.partition_for(message_id) for block in topic.layout.blocks]
+        first = [block.partition_for(message_id) for block in layout.blocks]
         yield first
         yield [number for number in topic.numbers if number not in first]
 
@@ -151,7 +161,8 @@ class Finder:
             if found is not None:
                 return found, None
             message_id = match[2]  # of a client that gives no ids
-        known = await self._client.execute_command("GET", self._keys.dedup(topic.name, partition, message_id))
+        dedup = self._keys.dedup(topic.name, topic.layout.root_of(partition), message_id)
+        known = await self._client.execute_command("GET", dedup)
         times = [] if (time := sent_ms(message_id)) is None else [time]
         if known and is_stream_id(known):
             found = await self.entry(topic, partition, known.decode())

@@ -45,7 +45,7 @@ class Reschedule:
                 return await self._stored(found, due, group)
             await refuse_one_group(self._client, self._keys, found, group, "reschedule")
             at = (topic.name, found.partition)
-            names = (self._keys.delayed(*at), self._keys.dedup(*at, found.message.id))
+            names = (self._keys.delayed(*at), self._keys.dedup(topic.name, found.root, found.message.id))
             window_ms = to_ms(self._settings.dedup_window)
             word, *rest = await RESCHEDULE_DELAYED(self._client, names, (found.packed, due, window_ms))
             if word == OK:

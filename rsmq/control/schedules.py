@@ -133,7 +133,7 @@ class Schedules:
     # -- internal -------------------------------------------------------------------------------------------------
 
     def _number(self, topic: Topic, name: str, key: str | None) -> int:
-        return topic.open_block().partition_for(name if key is None else key)
+        return topic.layout.root_of(topic.open_block().partition_for(name if key is None else key))
 
     async def _key_of(self, topic: Topic, name: str) -> str:
         """The hash that has a schedule. Raises ConfigError."""

@@ -99,7 +99,8 @@ class WaitingMessages:
             except Malformed:
                 fields = []
             message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields, NO_CODECS).message_id
-            yield (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id)), member
+            dedup = self._keys.dedup(topic.name, topic.layout.root_of(number), message_id)
+            yield (self._keys.delayed(topic.name, number), dedup), member
 
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:
         """Give parked messages another due time. The member that has the timer of one that keeps its key moves it."""

@@ -18,7 +18,9 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import FIELDS
 from rsmq.model.keys import Keys
+from rsmq.model.layout import Layout
 from rsmq.model.packing import unpack_fields
+from rsmq.model.partition import route_of
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, REPLAY_DEAD_LETTER
 from rsmq.redis.streams import Partitioned, ask_all, read_entries, trim
@@ -54,6 +56,8 @@ class Limited(Partitioned, Protocol):
     def max_length(self) -> int: ...
     @property
     def on_full(self) -> str: ...
+    @property
+    def layout(self) -> Layout: ...
 
 
 class DeadLetters:
@@ -174,7 +178,10 @@ class DeadLetters:
     async def _replay_one(self, topic: Limited, group: str, letter: str) -> int | None:
         """1 if it was replayed, 0 if it is gone, None if there is no room for it."""
         partition, stream_id = split_id(letter)
-        keys = [self._keys.stream(topic.name, partition), self._keys.dlq(topic.name, partition, group)]
+        dlq = self._keys.dlq(topic.name, partition, group)
+        if topic.layout.is_sealed(partition):  # on one server, so the script reaches the partition that follows
+            partition = await self._following(topic, dlq, stream_id)
+        keys = [self._keys.stream(topic.name, partition), dlq]
         args = (stream_id, group, topic.max_length, topic.on_full)
         reply = await REPLAY_DEAD_LETTER(self._client, keys, args)
         if reply[0] == b"FULL":
@@ -195,6 +202,14 @@ class DeadLetters:
             await self._client.execute_command("XDEL", keys[1], stream_id)
             return 1
         return int(reply[0] == OK)
+
+    async def _following(self, topic: Limited, dlq: str, stream_id: str) -> int:
+        """The partition that a dead letter of a sealed one goes to. One that is gone goes to none."""
+        found = await self._client.execute_command("XRANGE", dlq, stream_id, stream_id)
+        fields = found[0][1] if found else []
+        packed = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"dlq.packed")
+        fields = fields if packed is None else unpack_fields(packed)
+        return topic.layout.current.partition_for(route_of(fields, stream_id))
 
     def __repr__(self) -> str:
         return f"<DeadLetters under {self._keys.prefix}>"

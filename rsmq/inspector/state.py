@@ -112,7 +112,10 @@ class BandState:
 class GroupState:
     """A group over all partitions; the counts are sums over `shares`, its partitions. `bands`, the highest first, are
     those of its topic; empty for a topic without bands. `holds` are the
-    names of which nothing starts now; one of a breaker whose end has passed waits for a message to try it."""
+    names of which nothing starts now; one of a breaker whose end has passed waits for a message to try it.
+    `follows`: after a resize, how many partitions there are to own: those before have the owners of the first ones; 0
+    for a topic that was not resized. `left_before`: how many messages it has not settled in partitions that were
+    sealed."""
 
     topic: str
     name: str
@@ -127,6 +130,8 @@ class GroupState:
     shares: tuple[GroupPartition, ...]
     bands: tuple[BandState, ...] = ()
     holds: tuple[HeldName, ...] = ()
+    follows: int = 0
+    left_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +329,8 @@ def group_state(topic: Topic, name: str, about: Row, shares: Sequence[GroupParti
         dead_letters=sum(share.dead_letters for share in shares),
         shares=tuple(shares),
         bands=band_states(topic.layout, shares),
+        follows=topic.layout.current.count if topic.layout.is_resized else 0,
+        left_before=sum(each.unread + each.pending for each in shares if topic.layout.is_sealed(each.partition)),
     )
 
 

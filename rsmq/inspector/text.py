@@ -110,8 +110,8 @@ def described(rule: ScheduleRule) -> str:
 
 
 def limits_of(topic: Topic) -> dict[str, str]:
-    """What a topic may hold and what it keeps, by name: length, bands, retention, archive. What it has not is left
-    out."""
+    """What a topic may hold and what it keeps, by name: length, bands, blocks, retention, archive. What it has not
+    is left out."""
     length = "no limit"
     if topic.max_length:
         length = f"{count(topic.max_length, 'message')} in a partition, then {topic.on_full}"
@@ -119,6 +119,7 @@ def limits_of(topic: Topic) -> dict[str, str]:
     found = {
         "length": length,
         "bands": bands_of(topic),
+        "blocks": blocks_of(topic),
         "retention": f"settled messages for {kept}, at most {number(topic.retention_length)} in a partition",
         "archive": "required, nothing is trimmed before `rsmq pipeline archive` has committed it"
         if topic.archive == "required" else "",
@@ -126,11 +127,23 @@ def limits_of(topic: Topic) -> dict[str, str]:
     return {name: said for name, said in found.items() if said}
 
 
+def blocks_of(topic: Topic) -> str:
+    """The partitions of a topic that was resized, or is to be; empty for others."""
+    layout = topic.layout
+    if layout.has_bands or not layout.has_more:
+        return ""
+    states = {
+        "added": "added, messages go there when all members know them", "closed": "never used",
+        "open": "messages go there", "sealed": "sealed, their messages come first",
+    }  # fmt: skip
+    return "; ".join(f"{each.first}-{each.first + each.count - 1} {states[each.state]}" for each in layout.blocks)
+
+
 def bands_of(topic: Topic) -> str:
     """The bands of a topic with their partitions; empty without."""
     layout = topic.layout
     if not layout.has_bands:
         return ""
-    states = {"added": " (not open yet)", "closed": " (closed)", "open": ""}
+    states = {"added": " (not open yet)", "closed": " (closed)", "open": "", "sealed": ""}
     blocks = [block for band in layout.order if (block := layout.block_of(band)) is not None]
     return ", ".join(f"{each.band} {each.first}-{each.first + each.count - 1}{states[each.state]}" for each in blocks)

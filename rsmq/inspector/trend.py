@@ -63,12 +63,13 @@ class GroupTrend:
     members: tuple[MemberState, ...]
     bands: tuple[BandState, ...] = ()
     holds: tuple[HeldName, ...] = ()
+    follows: int = 0
     new_calls: CallCounts = NO_CALLS
 
     @property
     def most_owners(self) -> int:
         """How many members can own partitions of it."""
-        return most_owners(self.shares, self.bands)
+        return self.follows or most_owners(self.shares, self.bands)
 
     @property
     def trend(self) -> str:
@@ -158,6 +159,7 @@ def group_trend(
         shares=after.shares,
         members=tuple(members),
         bands=after.bands,
+        follows=after.follows,
         new_calls=calls_since(() if before is None else members_of(earlier, before), members),
     )
 

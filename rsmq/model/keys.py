@@ -120,7 +120,7 @@ class Keys:
 
     def removed(self, topic: str, partition: int) -> str:
         """Hash: `own`, entries that retention has removed; `cut` and `left`, where it removed between those that wait;
-        `seen|group`, removals by others that the owner has counted."""
+        `seen|group`, removals by others that the owner has counted; `end`, the newest id as of the seal of a resize."""
         return f"{self.stream(topic, partition)}:removed"
 
     def archived(self, topic: str, partition: int) -> str:

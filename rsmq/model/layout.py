@@ -34,22 +34,28 @@ BAND: Final = re.compile(r"[a-z0-9_-]{1,32}", re.ASCII)
 UNKNOWN: Final = "lost-"
 """What the name of a band begins with whose layout the server has lost, and no member knows; its first number follows.
 Such a block is closed, and read."""
+RESIZED: Final = "resized, see layout"
+"""What the field `partitions` of a topic has after its first resize: who computes partitions from a number stops."""
 
-BlockState = Literal["added", "open", "closed"]
-"""`added`: members read it, publishers wait until all of them do. `closed`: nothing more is published to it."""
+BlockState = Literal["added", "open", "closed", "sealed"]
+"""`added`: members read it, publishers wait until all of them do. `closed`: nothing more is published to it. `sealed`:
+the server refuses what is published to it; the partitions that follow take it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Partitions in a row: `count` numbers from `first` on. Each key has one of them.
 
-    A band is a block of its own, with as many partitions as the first block of the topic.
+    A band is a block of its own, with as many partitions as the first block of the topic. A block with a `parent`, the
+    first number of another one, takes its place in a resize: its count is a multiple, so each of its partitions follows
+    one partition of the parent, which had all of its keys.
     """
 
     first: int
     count: int
     band: str = NORMAL
     state: BlockState = "open"
+    parent: int | None = None
 
     @property
     def numbers(self) -> range:
@@ -69,11 +75,14 @@ class Block:
 class Counted:
     """What a layout computes once: no fields, so it is not part of its JSON."""
 
-    __slots__ = ("_bands", "numbers", "stored")
+    __slots__ = ("_bands", "_blocks", "is_resized", "numbers", "stored")
 
+    is_resized: bool
+    """Whether a resize has sealed a block."""
     numbers: tuple[int, ...]
     stored: str
     _bands: Mapping[int, str]
+    _blocks: Mapping[int, Block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +101,10 @@ class Layout(Counted):
     def __post_init__(self) -> None:
         bands = {number: block.band for block in self.blocks for number in block.numbers}
         object.__setattr__(self, "numbers", tuple(sorted(bands)))
+        object.__setattr__(self, "is_resized", any(block.state == "sealed" for block in self.blocks))
         object.__setattr__(self, "stored", self.to_text() if self.version else "")
         object.__setattr__(self, "_bands", bands)
+        object.__setattr__(self, "_blocks", {block.first: block for block in self.blocks})
 
     @property
     def normal(self) -> Block:
@@ -101,9 +112,14 @@ class Layout(Counted):
         return self.blocks[0]
 
     @property
-    def has_bands(self) -> bool:
-        """Whether there is more than one block, now or before."""
+    def has_more(self) -> bool:
+        """Whether there is more than the block that the topic was made with: bands, or a resize."""
         return len(self.blocks) > 1
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether there is more than one band, now or before."""
+        return any(block.band != NORMAL for block in self.blocks)
 
     @property
     def added_numbers(self) -> list[int]:
@@ -116,22 +132,63 @@ class Layout(Counted):
         return (*self.bands, *[block.band for block in self.blocks if block.band not in self.bands])
 
     def block_of(self, band: str) -> Block | None:
-        """The block of a band, in any state; of two, the one that is not closed."""
+        """The block of a band, in any state: the one that messages go to, else the one that they will go to."""
         blocks = [block for block in self.blocks if block.band == band]
-        return next((block for block in blocks if block.state != "closed"), blocks[0] if blocks else None)
+        for state in ("open", "added"):
+            if found := [block for block in blocks if block.state == state]:
+                return found[0]
+        return blocks[0] if blocks else None
+
+    @property
+    def current(self) -> Block:
+        """The block of messages whose publisher names no band."""
+        return self.block_of(NORMAL) or self.normal
 
     def band_of(self, number: int) -> str:
         """The band of a partition; of one that the topic does not have, `normal`."""
         return self._bands.get(number, NORMAL)
 
     def owned_with(self, bases: Sequence[int]) -> list[int]:
-        """These partitions of the first block, and those of the other blocks that have the same owner."""
-        return [block.first + base for block in self.blocks for base in bases]
+        """These partitions, counted from 0, of the block that messages go to, and those of the other blocks that have
+        the same owner. A block that another one has followed belongs to the first that follow it."""
+        base, wanted = self.current.count, frozenset(bases)
+        return [number for block in self.blocks for index, number in enumerate(block.numbers) if index % base in wanted]
 
     def bases_of(self, numbers: Iterable[int]) -> frozenset[int]:
-        """The partitions of the first block whose owner has one of these."""
-        wanted = frozenset(numbers)
-        return frozenset(number - block.first for block in self.blocks for number in block.numbers if number in wanted)
+        """The inverse: whose owner has one of these."""
+        base, wanted = self.current.count, frozenset(numbers)
+        return frozenset(
+            index % base for block in self.blocks for index, number in enumerate(block.numbers) if number in wanted
+        )
+
+    # -- what follows what ----------------------------------------------------------------------------------------
+
+    def ancestors_of(self, number: int) -> list[int]:
+        """The partitions that this one follows, the latest first: they had the messages of its keys before."""
+        found, block = list[int](), self._block_with(number)
+        while block is not None and block.parent is not None:
+            parent = self._blocks[block.parent]
+            number = parent.first + (number - block.first) % parent.count
+            found.append(number)
+            block = parent
+        return found
+
+    def root_of(self, number: int) -> int:
+        """The partition of the first block that its keys have. What is remembered under the id of a message is
+        remembered there: it stays the same in each resize."""
+        return (self.ancestors_of(number) or [number])[-1]
+
+    def descendants_of(self, number: int) -> list[int]:
+        """The partitions that follow this one."""
+        return [each for each in self.numbers if number in self.ancestors_of(each)]
+
+    def is_sealed(self, number: int) -> bool:
+        """Whether the server refuses what is published to a partition."""
+        block = self._block_with(number)
+        return block is not None and block.state == "sealed"
+
+    def _block_with(self, number: int) -> Block | None:
+        return next((block for block in self.blocks if number in block.numbers), None)
 
     @property
     def waits(self) -> bool:
@@ -149,6 +206,8 @@ class Layout(Counted):
         checked = checked_bands(bands)
         if checked == self.bands:
             return self
+        if any(block.parent is not None for block in self.blocks):
+            raise ConfigError("a topic that was resized can have no bands: use a topic of its own for what is urgent")
         blocks = [replace(block, state="closed" if block.band not in checked else block.state) for block in self.blocks]
         for at, block in enumerate(blocks):
             if block.state == "closed" and block.band in checked and block == self.block_of(block.band):
@@ -196,8 +255,11 @@ class Layout(Counted):
         """This layout, as it is stored, with what a member knows and the server has lost; itself if that is nothing.
 
         No number gets two bands. Another band may have got the numbers meanwhile: where that is not open yet, nothing
-        was stored for it, and it moves to new numbers; else the lost one does.
+        was stored for it, and it moves to new numbers; else the lost one does. Of a topic that was
+        resized the layout with the higher version counts whole: no later message is on a server that has lost it.
         """
+        if any(block.parent is not None for block in (*self.blocks, *known.blocks)):
+            return known if known.version > self.version else self
         own, end = {block.band for block in self.blocks}, max(*self.numbers, *known.numbers) + 1
         blocks = [block for block in self.blocks if block.state != "added" and not block.is_unknown]
         for block in known.blocks:
@@ -228,12 +290,62 @@ class Layout(Counted):
         bands = (*self.bands[:at], *missing, *self.bands[at:])
         return Layout(tuple(blocks), bands, max(self.version, known.version) + 1)
 
+    def with_partitions(self, count: int) -> Layout:
+        """The layout with a block of `count` partitions that is to follow the one that messages go to now.
+
+        Raises ConfigError for a number that is not possible.
+        """
+        now = self.current
+        if self.has_bands:
+            raise ConfigError("a topic with bands cannot be resized: publish to a new topic")
+        if count % now.count or count // now.count < 2 or count > MOST_PARTITIONS:
+            doubled = [str(now.count * times) for times in (2, 3, 4) if now.count * times <= MOST_PARTITIONS]
+            raise ConfigError(
+                f"a topic with {now.count} partitions cannot have {count}: it grows by a whole factor, so that each "
+                f"new partition follows one. " + (f"Use {', '.join(doubled)}" if doubled else "It has the most")
+            )
+        first = max(block.first + block.count for block in self.blocks)
+        if first + count > END_OF_NUMBERS:
+            raise ConfigError(
+                f"the numbers of its partitions would exceed {END_OF_NUMBERS - 1}: publish to a new topic"
+            )
+        return self._changed((*self.blocks, Block(first, count, NORMAL, "added", now.first)))
+
+    @property
+    def following(self) -> Block | None:
+        """The block that is to follow another one, as soon as that is sealed."""
+        return next((block for block in self.blocks if block.state == "added" and block.parent is not None), None)
+
+    def sealed(self) -> Layout:
+        """The layout after the seal: messages go to the block that was added."""
+        added = self.following
+        assert added is not None, "no block waits"
+        blocks = [
+            replace(block, state="open") if block is added
+            else replace(block, state="sealed") if block.first == added.parent else block
+            for block in self.blocks
+        ]  # fmt: skip
+        return self._changed(tuple(blocks))
+
+    def without_following(self) -> Layout:
+        """The layout after a resize was given up. The numbers of its block belong to nothing else."""
+        added = self.following
+        return self._changed(tuple(replace(each, state="closed") if each is added else each for each in self.blocks))
+
+    def _changed(self, blocks: tuple[Block, ...]) -> Layout:
+        return Layout(blocks, self.bands, self.version + 1)
+
     # -- as it is stored ------------------------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> str:
+        """What the field `partitions` of a topic's hash has."""
+        return RESIZED if self.is_resized else str(self.normal.count)
 
     def to_text(self) -> str:
         """What the field `layout` of a topic's hash has."""
         blocks = [
-            {"first": each.first, "count": each.count, "band": each.band, "state": each.state, "parent": None}
+            {"first": each.first, "count": each.count, "band": each.band, "state": each.state, "parent": each.parent}
             for each in self.blocks
         ]
         return json.dumps({"format": FORMAT, "version": self.version, "bands": self.bands, "blocks": blocks})
@@ -273,12 +385,13 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
 
     `partitions` may become a text in a later version: then a process that does not know what replaces it stops.
     """
-    if not partitions.isdigit():
+    is_resized = partitions == RESIZED.encode() and layout is not None
+    if not partitions.isdigit() and not is_resized:
         raise ConfigError(
             f"topic {name!r} has {shown(partitions)} instead of a number of partitions: a newer version of rsmq has "
             f"changed it. Nothing was read or published: upgrade this process"
         )
-    number = whole(partitions)
+    number = 1 if is_resized else whole(partitions)
     if number is None or not 1 <= number <= MOST_PARTITIONS:
         raise ConfigError(f"topic {name!r} has {shown(partitions)} partitions: it can have 1 to {MOST_PARTITIONS}")
     if layout is None:
@@ -291,6 +404,10 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
                 f"upgrade this process"
             )
         read = Layout(tuple(map(read_block, found["blocks"])), tuple(map(str, found["bands"])), int(found["version"]))
+        for at, block in enumerate(read.blocks):
+            before = [each for each in read.blocks[:at] if each.first == block.parent]
+            if block.parent is not None and (not before or block.count % before[0].count):
+                raise ValueError(f"{block} follows no block")
         object.__setattr__(read, "stored", layout.decode())
         return read
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
@@ -302,9 +419,13 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
 
 def read_block(found: Any) -> Block:
     """One block as it is stored. Raises ValueError for what cannot be."""
-    block = Block(int(found["first"]), int(found["count"]), str(found["band"]), found["state"])
+    parent = found.get("parent")
+    block = Block(
+        int(found["first"]), int(found["count"]), str(found["band"]), found["state"],
+        None if parent is None else int(parent),
+    )  # fmt: skip
     is_possible = 0 <= block.first < END_OF_NUMBERS and 1 <= block.count <= MOST_PARTITIONS
-    if not is_possible or block.state not in ("added", "open", "closed"):
+    if not is_possible or block.state not in ("added", "open", "closed", "sealed"):
         raise ValueError(f"a block cannot be {found}")
     return block
 

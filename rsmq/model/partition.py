@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import mmh3
@@ -25,3 +26,14 @@ def not_unicode(key: str | bytes | None) -> ConfigError:
 
 
 MOST_PARTITIONS: Final = 1024
+
+
+def route_of(fields: Sequence[bytes | str], otherwise: bytes | str) -> bytes | str:
+    """What decides the partition of an entry: its key; without one its message id, or `otherwise` if it has none."""
+    named = {name.encode() if isinstance(name, str) else name: value for name, value in pairs_in(fields)}
+    return named.get(b"key", named.get(b"id", otherwise))
+
+
+def pairs_in(fields: Sequence[bytes | str]) -> Iterable[tuple[bytes | str, bytes | str]]:
+    """Names and values of a flat list."""
+    return zip(fields[::2], fields[1::2], strict=False)

@@ -12,6 +12,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, entry_fields, new_message_ids
 from rsmq.model.message_ref import location
 from rsmq.model.packing import pack_fields
+from rsmq.model.partition import route_of
 from rsmq.producer.in_doubt import InDoubt
 from rsmq.redis.client.client import as_reply
 from rsmq.redis.client.raw_connection import pack
@@ -55,6 +56,17 @@ def encode_entry(
 def pack_arguments(values: Sequence[bytes | str | int]) -> bytes:
     """Arguments of a command in the wire format, without the number of them that a command begins with."""
     return pack(values).partition(b"\r\n")[2]
+
+
+def unpack_arguments(count: int, packed: bytes) -> list[bytes | str]:
+    """The inverse of `pack_arguments`, for so many arguments."""
+    found, at = list[bytes | str](), 0
+    for _ in range(count):
+        head = packed.index(b"\r\n", at)
+        size = int(packed[at + 1 : head])
+        found.append(packed[head + 2 : head + 2 + size])
+        at = head + size + 4
+    return found
 
 
 class EntryEncoder:
@@ -111,6 +123,54 @@ class Waiter(Protocol):
     def set_exception(self, exception: Exception, /) -> None: ...
 
 
+class MovedWaiter:
+    """The waiter of a message that has moved to another batch. The one that it was in hears of the answer, too: its
+    caller asks that."""
+
+    __slots__ = ("_first", "_index", "_moved", "_position", "_waiter")
+
+    def __init__(self, waiter: Waiter, first: Batch, position: int, moved: Batch, index: int) -> None:
+        self._waiter = waiter
+        self._first, self._position = first, position
+        self._moved, self._index = moved, index
+
+    def done(self) -> bool:
+        """Whether its caller has gone."""
+        return self._waiter.done()
+
+    def set_result(self, result: None, /) -> None:
+        """The server has it."""
+        self._first.note_moved(self._position, self._moved, self._index)
+        self._waiter.set_result(result)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """It is not stored, or it is not known whether it is."""
+        self._waiter.set_exception(exception)
+
+
+class JointWaiter:
+    """Waits for several messages in the place of the one future that a batch had for all of them."""
+
+    __slots__ = ("_left", "_whole")
+
+    def __init__(self, whole: asyncio.Future[None], count: int) -> None:
+        self._whole, self._left = whole, count
+
+    def done(self) -> bool:
+        """Whether the first error, or the last result, has come."""
+        return self._whole.done()
+
+    def set_result(self, _result: None, /) -> None:
+        """The server has one more."""
+        self._left -= 1
+        if not self._left:
+            self._whole.set_result(None)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """The first error is that of all."""
+        self._whole.set_exception(exception)
+
+
 class Full(Exception):
     """The topic has no room for the rest of a batch. Not an error yet: the sender may make room."""
 
@@ -120,7 +180,9 @@ class Batch(ABC):
 
     `ids`, `entries` and `waiters` (or `whole`, one future for all) run in parallel. Confirmed and failed messages leave
     from the front, so the rest is what has yet to be stored, in order. `newest`: the stream id of the last one that a
-    reply has confirmed.
+    reply has confirmed. `ancestry`: the partitions that its partition follows in a resize, the oldest first, and
+    itself; `after` are the streams of those before, which go first. The ids of its messages are remembered in the first
+    of them. `is_moved`: it was published to one before.
     """
 
     script: ClassVar[Script]
@@ -128,8 +190,9 @@ class Batch(ABC):
     """Whether the script itself recognises a message that was stored before."""
 
     __slots__ = (
-        "deadline", "entries", "has_made_room", "home", "ids", "in_doubt", "is_closed", "is_cluster", "keys",
-        "newest", "partition", "size", "stream", "topic", "waiters", "whole", "window_ms",
+        "after", "ancestry", "deadline", "entries", "has_made_room", "home", "ids", "in_doubt", "is_closed",
+        "is_cluster", "is_moved", "keys", "newest", "partition", "size", "stream", "topic", "waiters", "whole",
+        "window_ms",
     )  # fmt: skip
 
     def __init__(
@@ -158,7 +221,13 @@ class Batch(ABC):
         self.size = 0
         self.in_doubt: InDoubt | None = None
         self.is_closed = False
+        self.is_moved = False
         self.has_made_room = False
+        self.ancestry: tuple[int, ...] = (partition,)
+        self.after: tuple[str, ...] = ()
+        if topic.layout.is_resized:
+            self.ancestry = (*reversed(topic.layout.ancestors_of(partition)), partition)
+            self.after = tuple(keys.stream(topic.name, each) for each in self.ancestry[:-1])
 
     @staticmethod
     @abstractmethod
@@ -203,6 +272,10 @@ class Batch(ABC):
         self.whole.add_done_callback(lambda whole: whole.cancelled() or whole.exception())
         return self.whole
 
+    def dedup(self, message_id: str) -> str:
+        """The key that remembers the id of one of its messages."""
+        return self.keys.dedup(self.topic.name, self.ancestry[0], message_id)
+
     @abstractmethod
     def commands(self) -> list[bytes]:
         """The commands for all messages that are left."""
@@ -230,6 +303,45 @@ class Batch(ABC):
             self.whole.set_exception(error_for(self.ids[0]))
         self._forget(count)
 
+    # -- to another partition -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def fields_of(entry: Any) -> Sequence[bytes | str]:
+        """The fields of a message, of its entry in this kind of batch."""
+        fields: Sequence[bytes | str] = entry
+        return fields
+
+    def move(self, batch_for: Callable[[bytes | str], Batch]) -> list[Batch]:
+        """Hand over what is left, in order, to the batches that `batch_for` gives for each key, or id of a message
+        without one. Returns these."""
+        joint = None if self.whole is None else JointWaiter(self.whole, len(self.ids))
+        moved, size = dict[Batch, None](), self.size // max(1, len(self.ids))
+        answered = self._reserve()
+        for at, (message_id, entry) in enumerate(zip(self.ids, self.entries, strict=True)):
+            batch = batch_for(route_of(self.fields_of(entry), message_id))
+            waiter = self.waiters[at] if joint is None else joint
+            batch.waiters.append(MovedWaiter(waiter, self, answered + at, batch, len(batch.ids)))
+            batch.add(message_id, entry, size)
+            batch.learn(self, message_id, entry)
+            moved[batch] = None
+        for batch in moved:
+            batch.deadline = self.deadline
+            batch.is_moved = True
+            batch.is_closed = True
+        self._forget(len(self.ids))
+        return list(moved)
+
+    def _reserve(self) -> int:
+        """Make room for the answers of what moves. Returns the position of the first one."""
+        return 0
+
+    def learn(self, before: Batch, message_id: str, entry: Any) -> None:  # noqa: B027 (most know nothing else)
+        """Take over what the batch before knows of a message that has moved."""
+
+    def note_moved(self, position: int, moved: Batch, index: int) -> None:
+        """A message that has moved is stored."""
+        self.newest = moved.newest
+
     def _forget(self, count: int) -> None:
         del self.ids[:count], self.entries[:count], self.waiters[:count]
 
@@ -253,6 +365,11 @@ class Append(Batch):
     @staticmethod
     def pack(fields: Fields) -> Entry:
         return len(fields), pack_arguments(fields)
+
+    @staticmethod
+    def fields_of(entry: Entry) -> Sequence[bytes | str]:
+        count, packed = entry
+        return unpack_arguments(count, packed)
 
     def commands(self) -> list[bytes]:
         if self._is_limited:
@@ -341,10 +458,24 @@ class Once(Batch):
 
         On a cluster a script cannot reach the second one: there an id is one message only with one key.
         """
-        partitions = {self.partition: None}
+        partitions = {self.ancestry[0]: None}
         if not self.is_cluster:
             partitions[self.topic.layout.normal.partition_for(message_id)] = None
         return [self.keys.dedup(self.topic.name, each, message_id) for each in partitions]
+
+    def _reserve(self) -> int:
+        first = len(self.answers)
+        self.answers += [(None, None)] * len(self.ids)
+        return first
+
+    def learn(self, before: Batch, message_id: str, entry: Any) -> None:
+        assert isinstance(before, Once)
+        self._sent |= {message_id} & before._sent
+
+    def note_moved(self, position: int, moved: Batch, index: int) -> None:
+        assert isinstance(moved, Once)
+        super().note_moved(position, moved, index)
+        self.answers[position] = moved.answers[index]
 
     def _new(self, message_id: str, fields: Fields) -> Answer:
         """What is known of a message that was stored: on a cluster not whether another key has the id, too."""
@@ -360,6 +491,11 @@ class Delay(Once):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.due: dict[str, str] = {}  # message id -> ms since 1970, or "+ms" from the server's now
+
+    def learn(self, before: Batch, message_id: str, entry: Any) -> None:
+        assert isinstance(before, Delay)
+        super().learn(before, message_id, entry)
+        self.due[message_id] = before.due[message_id]
 
     def commands(self) -> list[bytes]:
         self._note_sent()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Final
 
+from rsmq.errors import PartitionSealed
 from rsmq.model.log_names import name_in_log
 from rsmq.model.message import entry_fields
 from rsmq.model.unique import Holder, HolderState, Unique, can_be_replaced, is_held
@@ -28,7 +29,8 @@ class Claim:
     A write tries to store the message, or asks each group where `holder` is, or gives a delayed holder another due time
     (`extends`). `seen` is the holder that has ended before the next try, or that it replaces. `is_sent`: a try may have
     been executed, whose reply is not there; `was_sent`: before this one. `knows_id`: whether a message with its id and
-    another key would be seen.
+    another key would be seen. `asked`: which partition in the ancestry of its batch is asked: after a resize a
+    message that was published before it may have the name.
     """
 
     fields: Fields
@@ -42,8 +44,20 @@ class Claim:
     is_sent: bool = False
     was_sent: bool = False
     answer: Answer | None = None
+    asked: int = 0
     keeper: str = ""
     """The id of the message that keeps the name; empty: this one."""
+
+    def go_on(self) -> None:
+        """The partition that was asked is sealed, and no message there has the name. One that could be replaced keeps
+        it: nothing can be stored there in its place."""
+        if self.replaces:
+            self.holder = self.seen
+            self.leave()
+        else:
+            self.restart()
+            self.is_sent = False
+            self.asked += 1
 
     def restart(self) -> None:
         """Begin again: the name has another holder than the one that was looked at."""
@@ -94,6 +108,15 @@ class Claims(Batch):
     encode = staticmethod(entry_fields)
     is_repeatable = True
 
+    @staticmethod
+    def fields_of(entry: Claim) -> Fields:
+        return entry.fields
+
+    def learn(self, before: Batch, message_id: str, entry: Claim) -> None:
+        entry.restart()
+        entry.answer = None
+        entry.asked = 0
+
     def commands(self) -> list[bytes]:
         pairs = zip(self.ids, self.entries, strict=True)
         return [command for message_id, claim in pairs for command in self._commands(message_id, claim)]
@@ -102,31 +125,36 @@ class Claims(Batch):
         """Those of one message: none if it is decided."""
         if claim.answer is not None:
             return []
-        at, keys, unique, seen = (self.topic.name, self.partition), self.keys, claim.unique, claim.seen
+        at, keys, unique, seen = (self.topic.name, self.ancestry[claim.asked]), self.keys, claim.unique, claim.seen
         if claim.holder is not None and claim.extends:
-            names = [keys.delayed(*at), keys.dedup(*at, claim.holder.message_id.decode(errors="replace"))]
+            names = [keys.delayed(*at), self.dedup(claim.holder.message_id.decode(errors="replace"))]
             return [pack(RESCHEDULE_DELAYED.command(names, (claim.holder.packed, claim.due, self.window_ms)))]
         if claim.holder is not None:
-            return [self._look(group.decode(errors="replace"), claim.holder.stream_id) for group in claim.holder.groups]
+            return [
+                self._look(at[1], group.decode(errors="replace"), claim.holder.stream_id)
+                for group in claim.holder.groups
+            ]
         claim.was_sent = claim.is_sent
         claim.is_sent = True
-        names = [self.stream, keys.dedup(*at, message_id), keys.unique(*at), keys.delayed(*at)]
+        is_last = claim.asked == len(self.ancestry) - 1
+        limits = (self.topic.max_length, self.topic.on_full) if is_last else (0, "reject")
+        names = [keys.stream(*at), self.dedup(message_id), keys.unique(*at), keys.delayed(*at)]
         groups: tuple[bytes, ...] = ()
         if claim.replaces and seen is not None:
             groups = seen.groups
-            names.append(keys.dedup(*at, seen.message_id.decode(errors="replace")))
+            names.append(self.dedup(seen.message_id.decode(errors="replace")))
             names += [keys.cancels(*at, group.decode(errors="replace")) for group in groups]
         args = (
-            self.topic.max_length, self.topic.on_full, self.window_ms, claim.due, unique.name, unique.till,
+            *limits, self.window_ms, claim.due, unique.name, unique.till,
             seen.record if seen is not None else b"", "replace" if claim.replaces else "keep", message_id,
             len(groups), *groups, *claim.fields,
         )  # fmt: skip
         return [pack(self.script.command(names, args))]
 
-    def _look(self, group: str, stream_id: bytes) -> bytes:
-        at, keys = (self.topic.name, self.partition, group), self.keys
+    def _look(self, partition: int, group: str, stream_id: bytes) -> bytes:
+        at, keys = (self.topic.name, partition, group), self.keys
         own = (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled)
-        names = (self.stream, *[part(*at) for part in own])
+        names = (keys.stream(*at[:2]), *[part(*at) for part in own])
         return pack(LOOK_AT_MESSAGE.command(names, (group, stream_id, "", MOST_ATTEMPTS, 0)))
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
@@ -137,7 +165,10 @@ class Claims(Batch):
             asked = claim.holder.groups if claim.holder is not None and not claim.extends else None
             own = list(islice(left, 1 if asked is None else len(asked)))
             error = next((each for each in own if isinstance(each, Exception)), None)
-            if error is not None:
+            is_before = isinstance(error, PartitionSealed) and claim.asked < len(self.ancestry) - 1
+            if error is not None and is_before and claim.holder is None:
+                claim.go_on()
+            elif error is not None:
                 troubles.append(error)
             elif claim.extends:
                 claim.leave() if own[0][0] == OK else claim.restart()

@@ -13,11 +13,12 @@ MOST_IN_DOUBT: Final = 10_000
 
 
 class InDoubt(NamedTuple):
-    """A write without a reply: its connection, and the newest entry before it."""
+    """A write without a reply: its connection, the stream, and the newest entry before it."""
 
     client_id: int
     address: str
     since: bytes
+    stream: str
 
 
 class InDoubtMessages:
@@ -41,7 +42,7 @@ class InDoubtMessages:
         self._by_id.pop(message_id, None)
 
 
-async def search(connection: RawConnection, stream: str, write: InDoubt, ids: Sequence[str]) -> tuple[int, bytes]:
+async def search(connection: RawConnection, write: InDoubt, ids: Sequence[str]) -> tuple[int, bytes]:
     """How many of the ids, from the front, the write has stored, and the id of the entry before the first of them that
     is found (else the last).
 
@@ -57,7 +58,7 @@ async def search(connection: RawConnection, stream: str, write: InDoubt, ids: Se
     while stored < len(ids):
         most = connection.node.page_limit.of(PAGE)  # a write that is in doubt is looked for again, if this breaks
         with connection.node.page_limit.asking():
-            page = await ask(connection, "XRANGE", stream, b"(" + last, "+", "COUNT", most)
+            page = await ask(connection, "XRANGE", write.stream, b"(" + last, "+", "COUNT", most)
         for last, fields in page:
             message_id = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id")
             stored = max(stored, positions.get(message_id or b"", 0))

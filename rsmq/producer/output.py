@@ -14,6 +14,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
 from rsmq.model.message_ref import MessageRef, location
 from rsmq.model.packing import pack_fields
+from rsmq.model.partition import route_of
 from rsmq.redis.scripts import Value
 from rsmq.redis.topics import Topic
 
@@ -57,6 +58,13 @@ class Output:
     def topic(self) -> str:
         """The topic's name."""
         return self.target.name
+
+    def routed(self, target: Topic) -> Output:
+        """The same for its topic as it is now: if that was resized, it goes to the partition that follows."""
+        if self.own is not None or not target.layout.is_sealed(self.partition):
+            return self
+        partition = target.normal.partition_for(route_of(self.fields, self.message_id))
+        return replace(self, target=target, partition=partition)
 
     @property
     def ref(self) -> MessageRef:
@@ -145,7 +153,9 @@ class OutputArguments:
         return key(output.topic, output.partition)
 
     def _dedup(self, output: Output) -> str:
-        return self._limits.keys.dedup(output.topic, output.partition, output.message_id)
+        layout = output.target.layout
+        root = layout.root_of(output.partition) if layout.is_resized else output.partition
+        return self._limits.keys.dedup(output.topic, root, output.message_id)
 
     def _rule(self, output: Output) -> str:
         if output.own is not None:

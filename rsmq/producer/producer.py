@@ -398,9 +398,9 @@ class Producer:
         """The target of an output, with its present limits as far as this process knows them."""
         return cached_topic(self._topics, output.topic) or output.target
 
-    async def read_limits(self, topic: str) -> None:
-        """Read the limits of a topic again."""
-        await self._topics.find(topic)
+    async def read_topic(self, topic: str) -> Topic | None:
+        """Read a topic again: its limits, or its partitions, may be others by now."""
+        return await self._topics.find(topic)
 
     def enqueue(
         self,
@@ -628,7 +628,7 @@ class Producer:
         return queue
 
     def _start(self, tasks: anyio.abc.TaskGroup, queue: SendQueue, node: Client) -> asyncio.Event:
-        sender = Sender(queue, self._client, node, self._keys, self._settings, self._in_doubt)
+        sender = Sender(queue, self._client, node, self._keys, self._settings, self._in_doubt, self._topics.find)
         self._senders.append(sender)
         tasks.start_soon(sender.run)
         return sender.wake

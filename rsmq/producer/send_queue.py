@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Final, TypeVar
 
 from rsmq.model.clock import awake, to_ms
@@ -46,6 +47,7 @@ class SendQueue:
         self.failed: Counter[str] = Counter()
         self._queues: dict[str, deque[Batch]] = {}
         self._busy: set[str] = set()  # streams with a batch in flight, or whose slot is moving
+        self._held = False  # whether a batch waits for those of the partitions before its own
         self._wake_ups: dict[Client, asyncio.Event] = {}
 
     # -- filling --------------------------------------------------------------------------------------------------
@@ -103,6 +105,26 @@ class SendQueue:
         self._busy.discard(stream)
         if stream in self._queues:
             self._wake(stream)
+        if self._held:
+            self._held = False
+            self.wake_all()
+
+    def follow(self, batch: Batch, topic: Topic) -> None:
+        """The partition of a batch is sealed. What is left of it, and what waits behind it, goes to the partitions of
+        the topic that follow: before all that was published to these, in its order."""
+        for each in (batch, *self._queues.pop(batch.stream, ())):
+            made = dict[int, Batch]()
+
+            def batch_for(route: bytes | str, of: Batch = each, made: dict[int, Batch] = made) -> Batch:
+                partition = topic.normal.partition_for(route)
+                if partition not in made:
+                    made[partition] = self.new(type(of), topic, partition, self._keys.stream(topic.name, partition))
+                return made[partition]
+
+            for moved in each.move(batch_for):
+                queue = self._queues.setdefault(moved.stream, deque())
+                queue.insert(sum(1 for _ in takewhile(lambda other: other.is_moved, queue)), moved)
+                self._wake(moved.stream)
 
     def expire(self, node: Client, end: Callable[[Batch], None], until: float | None) -> None:
         """`end` the waiting batches of this node with a deadline before `until`; without it, those of all nodes."""
@@ -119,8 +141,11 @@ class SendQueue:
             self._wake(stream)
 
     def _waiting(self, node: Client) -> Iterator[str]:
-        for stream in self._queues:
+        for stream, queue in self._queues.items():
             if stream not in self._busy and self._client.node_for(stream) is node:
+                if queue[0].after and any(each in self._queues or each in self._busy for each in queue[0].after):
+                    self._held = True
+                    continue
                 yield stream
 
     def _wake(self, stream: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -14,6 +14,7 @@ from rsmq.errors import (
     BrokerError,
     BrokerUnavailable,
     ConfigError,
+    PartitionSealed,
     PublishUnknown,
     RsmqError,
     SlotMoved,
@@ -25,11 +26,12 @@ from rsmq.model.clock import awake, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.producer.batch import Batch, Full, Once
-from rsmq.producer.in_doubt import InDoubt, InDoubtMessages, end_write, search
+from rsmq.producer.in_doubt import InDoubt, InDoubtMessages, ask, end_write, search
 from rsmq.producer.send_queue import SendQueue
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import RawConnection, pack
-from rsmq.redis.streams import NOTHING, as_dict, is_missing, trim
+from rsmq.redis.streams import NOTHING, as_dict, is_missing, newest_id, trim
+from rsmq.redis.topics import Topic
 
 log = logging.getLogger("rsmq.publish")
 
@@ -54,7 +56,9 @@ class Sender:
         keys: Keys,
         settings: Settings,
         in_doubt: InDoubtMessages,
+        find: Callable[[str], Awaitable[Topic | None]],
     ) -> None:
+        self._find = find
         self._queue = queue
         self._client = client
         self._node = node
@@ -129,7 +133,7 @@ class Sender:
                 continue
             if isinstance(reply, Exception) and not is_missing(reply):
                 raise reply
-            self._newest[stream] = NOTHING if is_missing(reply) else as_dict(reply)["last-generated-id"]
+            self._newest[stream] = NOTHING if is_missing(reply) else newest_id(as_dict(reply))
 
     async def _resolve(self, batch: Batch) -> None:
         """Find out how much of this batch an earlier write has stored."""
@@ -137,13 +141,18 @@ class Sender:
             for message_id in batch.ids:
                 write = self._in_doubt.get(message_id)
                 if write is not None:
-                    _, batch.since[message_id] = await search(self._connection, batch.stream, write, [message_id])
+                    stored, before = await search(self._connection, write, [message_id])
+                    if write.stream == batch.stream:
+                        batch.since[message_id] = before
+                    elif stored:  # before the topic was resized: the script sees no other stream than its own
+                        life = ("PX", batch.window_ms, "NX")
+                        await ask(self._connection, "SET", batch.dedup(message_id), f"@{batch.ancestry[0]}", *life)
         elif batch.in_doubt is not None and batch.is_repeatable:
             await end_write(self._connection, batch.in_doubt)  # or it stores a message that was answered as held
             batch.in_doubt = None
         elif batch.in_doubt is not None:
             # a write stores all or, in a full topic, the front of a batch
-            front, _ = await search(self._connection, batch.stream, batch.in_doubt, batch.ids)
+            front, _ = await search(self._connection, batch.in_doubt, batch.ids)
             batch.in_doubt = None
             self._confirm(batch, front, reached=0)
 
@@ -155,7 +164,7 @@ class Sender:
             return None
         for batch in batches:  # in doubt until the reply
             since = self._newest.get(batch.stream, NOTHING)
-            batch.in_doubt = InDoubt(self._connection.client_id, self._connection.address, since)
+            batch.in_doubt = InDoubt(self._connection.client_id, self._connection.address, since, batch.stream)
         wait = pack(("WAIT", self._replicas, self._wait_ms)) if self._replicas else b""
         replies = iter(await self._connection.exchange(commands, self._wait_seconds, last=wait))
         by_batch = [list(islice(replies, len(group))) for group in packed]
@@ -182,6 +191,8 @@ class Sender:
             return trouble
         if isinstance(trouble, Full):
             return await self._make_room(batch)
+        if isinstance(trouble, PartitionSealed):
+            return await self._follow(batch, trouble)
         if trouble is not None:
             self._fail(batch, trouble)
         return None
@@ -193,6 +204,21 @@ class Sender:
             batch.confirm(stored)
         else:
             batch.fail(too_few_replicas(reached, self._replicas), stored)
+
+    async def _follow(self, batch: Batch, sealed: PartitionSealed) -> BrokerUnavailable | None:
+        """The topic was resized: what is left of a batch goes to the partitions that follow."""
+        try:
+            topic = await self._find(batch.topic.name)
+        except BrokerUnavailable as error:
+            return error
+        except (BrokerError, ConfigError) as error:
+            self._fail(batch, error)
+            return None
+        if topic is None or not topic.layout.is_sealed(batch.partition):
+            self._fail(batch, sealed)
+        else:
+            self._queue.follow(batch, topic)
+        return None
 
     async def _make_room(self, batch: Batch) -> BrokerUnavailable | None:
         """Remove settled entries that are kept only for a replay; at most once per batch. A lost reply is returned: the

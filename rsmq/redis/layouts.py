@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from rsmq.model.keys import Keys
-from rsmq.model.layout import Layout, stored_distribution
+from rsmq.model.layout import RESIZED, Layout, stored_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import CHANGE_LAYOUT, MEASURE_MEMBERS, OK
+from rsmq.redis.scripts import ARE_FINISHED, CHANGE_LAYOUT, MEASURE_MEMBERS, OK, RESIZE_TOPIC
 from rsmq.redis.streams import ask_all, group_names, make_groups
 
 GONE: Final = -2
@@ -30,7 +30,8 @@ class LaidOut(Protocol):
 
 async def change_layout(client: Client, keys: Keys, name: str, read: Layout, wanted: Layout) -> bool:
     """Store a layout if the one that was read is still there. False: read it again."""
-    return bool(await CHANGE_LAYOUT(client, (keys.topic(name),), (read.stored, wanted.stored)) == OK)
+    args = (read.stored, wanted.stored, *((wanted.partitions,) if wanted.is_resized else ()))
+    return bool(await CHANGE_LAYOUT(client, (keys.topic(name),), args) == OK)
 
 
 async def prepare_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]:
@@ -64,6 +65,50 @@ async def _first_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]
     """The groups that are in any partition of the first block."""
     names = [await group_names(client, keys, topic.name, number) for number in topic.layout.normal.numbers]
     return sorted({name for some in names for name in some})
+
+
+async def seal(client: Client, keys: Keys, topic: LaidOut) -> str:
+    """Seal the block that another one is to follow, and let messages go to that. Returns what this waits for; empty: it
+    is done, by this call or by another one. No group may be made meanwhile."""
+    layout, added = topic.layout, topic.layout.following
+    if added is None:
+        return ""
+    sealed = next(block for block in layout.blocks if block.first == added.parent)
+    names = [keys.topic(topic.name)]
+    for number in sealed.numbers:
+        names += [part(topic.name, number) for part in (keys.stream, keys.jobs, keys.removed)]
+    names += [keys.stream(topic.name, number) for number in added.numbers]
+    wanted = layout.sealed()
+    args = (layout.stored, wanted.stored, wanted.partitions, sealed.count)
+    word, *rest = await RESIZE_TOPIC(client, names, args)
+    if word == b"GROUPS":
+        return f"group {text(rest[0])} was made meanwhile"
+    if word == b"IN_USE":
+        return (
+            f"{text(rest[0])}, which remembers what a job has stored (a sink of Spark with idempotence=marker, a "
+            f"replay of an archive): when no such job writes to the topic any more, delete this key"
+        )
+    return ""
+
+
+async def unfinished_groups(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:
+    """Those of the groups that have not settled all messages of the sealed partitions."""
+    sealed = [number for number in topic.numbers if topic.layout.is_sealed(number)]
+    return [group for group in groups if sealed and not await are_finished(client, keys, topic.name, sealed, group)]
+
+
+async def seal_again(client: Client, keys: Keys, topic: LaidOut) -> None:
+    """Set the seals that the server has lost with the layout."""
+    sealed = [number for number in topic.numbers if topic.layout.is_sealed(number)]
+    if sealed:
+        await are_finished(client, keys, topic.name, sealed, "")
+
+
+async def are_finished(client: Client, keys: Keys, topic: str, sealed: Sequence[int], group: str) -> bool:
+    """Whether a group has settled all messages of sealed partitions, and can get no more of them. A seal that the
+    server has lost is set again."""
+    names = (keys.topic(topic), *(keys.stream(topic, number) for number in sealed))
+    return not await ARE_FINISHED(client, names, (group, RESIZED))
 
 
 async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
@@ -51,6 +52,18 @@ class Trimmed(NamedTuple):
     removed: int = 0
     group: str = ""
     is_more: bool = False
+
+
+SEALED: Final = b"%d-%d" % (MOST_SEQUENCE, MOST_SEQUENCE)
+"""The last generated id of a stream that takes no entries any more."""
+
+
+def newest_id(info: Mapping[str, Any]) -> bytes:
+    """Of XINFO STREAM: the id of the newest entry that was ever added, or, of a sealed stream, that is there."""
+    last: bytes = info["last-generated-id"]
+    if last != SEALED:
+        return last
+    return bytes(info["last-entry"][0]) if info["last-entry"] else NOTHING
 
 
 def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
@@ -111,9 +124,14 @@ async def ask_all(client: Client, questions: Sequence[Sequence[Any]]) -> list[An
     return [None if isinstance(reply, Exception) else reply for reply in replies]
 
 
-async def ensure_groups(client: Client, keys: Keys, topic: Partitioned, group: str, start: str = "0") -> None:
-    """Create the group in every partition without it; an existing group keeps its position."""
-    await make_groups(client, keys, topic.name, topic.numbers, group, start)
+async def ensure_groups(client: Client, keys: Keys, topic: Joined, group: str, start: str = "0") -> None:
+    """Create the group in every partition without it; an existing group keeps its position.
+
+    Partitions that follow others come first: a group that starts at the end would else miss messages that come after
+    others which it gets.
+    """
+    numbers = topic.numbers[::-1] if topic.layout.is_resized else topic.numbers
+    await make_groups(client, keys, topic.name, numbers, group, start)
 
 
 async def make_groups(
@@ -238,12 +256,14 @@ async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, sta
 
     Pending and parked messages are dropped. Live members cannot settle the messages that they have in flight.
     """
-    position = start_id(start)
+    position, every = start_id(start), list[list[str]]()
     for partition in topic.numbers:
         at = (topic.name, partition, group)
         parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
         names = [part(*at) for part in parts]
-        await RESET_GROUP(client, (keys.stream(topic.name, partition), *names), (group, position))
+        every.append([keys.stream(topic.name, partition), *names])
+    for names in [list(chain(*every))] if topic.layout.is_resized else every:
+        await RESET_GROUP(client, names, (group, position))
     about = keys.group(topic.name, group)
     if topic.layout.has_bands:  # a worker that knows no bands is refused as before
         await client.execute_command("HSET", about, "distribution", WITH_BANDS)

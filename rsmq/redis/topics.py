@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,7 +23,15 @@ from rsmq.model.record import exact_text, text, whole
 from rsmq.model.settings import Settings
 from rsmq.model.words import count, suggestion
 from rsmq.redis.client.connector import Client, retrying
-from rsmq.redis.layouts import change_layout, prepare_groups, unaware_members
+from rsmq.redis.layouts import (
+    change_layout,
+    describe_unaware,
+    prepare_groups,
+    seal,
+    seal_again,
+    unaware_members,
+    unfinished_groups,
+)
 from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import Value
 from rsmq.redis.streams import as_dict, ask_all, ensure_groups, group_names
@@ -50,7 +58,7 @@ class Addressed:
 
 @dataclass(frozen=True, slots=True)
 class Topic(Addressed):
-    """A topic as it was when read. `max_length` 0 means no limit.
+    """A topic as it was when read. `partitions`: how many messages are published to now. `max_length` 0 means no limit.
 
     `archive` required: retention keeps what the archive (`rsmq pipeline archive`) has not committed. `layout` left out:
     one block of `partitions`.
@@ -69,7 +77,7 @@ class Topic(Addressed):
     def __post_init__(self) -> None:
         if not self.layout.blocks:
             object.__setattr__(self, "layout", single(self.partitions))
-        object.__setattr__(self, "normal", self.layout.normal)
+        object.__setattr__(self, "normal", self.layout.current)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -150,10 +158,11 @@ class Topics:
             topic = await self._create(name, self._layout(name, partitions))
         if not set(bands := self._declared(name).bands) <= set(topic.layout.bands):
             topic = await self.set_bands(name, topic.layout.with_more(bands).bands)
-        if partitions is not None and topic.partitions != partitions:
+        if partitions is not None and partitions not in {each.count for each in topic.layout.blocks}:
             raise ConfigError(
-                f"topic {name!r} has {count(topic.partitions, 'partition')}, not {partitions}, and this cannot be "
-                f"changed (keys would move): leave `partitions` out, say {topic.partitions}, or publish to a new topic"
+                f"topic {name!r} has {count(topic.partitions, 'partition')}, not {partitions}, and a handler does not "
+                f"change this (keys would move): leave `partitions` out, say {topic.partitions}, or let it grow while "
+                f"everything runs with `rsmq topic resize {name} N`"
             )
         return topic
 
@@ -162,7 +171,7 @@ class Topics:
         before the server lost it (failover, FLUSHALL), else the default."""
         declared, entry = self._declared(name), self._known.get(name)
         number = declared.partitions if partitions is None else partitions
-        if entry is not None and number in (None, entry[1].partitions):
+        if entry is not None and (number is None or number in {each.count for each in entry[1].layout.blocks}):
             return entry[1].layout
         return made_with(self._settings.partitions if number is None else number, declared.bands)
 
@@ -329,7 +338,7 @@ class Topics:
         """Let publishers use the bands that were added. Returns the live members that do not know them yet: then
         nothing has changed but that their groups hear of it."""
         topic = await self.existing(name)
-        if not topic.layout.waits:
+        if not topic.layout.waits or topic.layout.following is not None:
             return []
         groups = await prepare_groups(self._client, self._keys, topic)
         unaware = await unaware_members(self._client, self._keys, topic, groups)
@@ -342,20 +351,88 @@ class Topics:
         await self.find(name)
         return []
 
+    async def resize(self, name: str, partitions: int) -> Topic:
+        """Let a topic grow to so many partitions while everything runs: a whole multiple of what it has.
+
+        Messages of a key stay in order: what was published before is handled first. The new partitions are added, and
+        used when every live member knows them; then `layout.following` is None. A worker goes on if this process ends.
+        Raises ConfigError where it is not possible: on a cluster, with bands, while another resize waits.
+        """
+        if self._client.is_cluster:
+            raise ConfigError(
+                f"topic {name!r} cannot be resized on a cluster: its partitions are in different slots, and cannot be "
+                f"sealed in one step. Publish to a new topic"
+            )
+        while True:
+            topic = await self.existing(name)
+            added = topic.layout.following
+            if added is None and partitions == topic.partitions:
+                return topic
+            if added is not None and added.count != partitions:
+                raise ConfigError(
+                    f"topic {name!r} is being resized to {added.count} partitions: wait for it, or give it up with "
+                    f"`rsmq topic resize {name} --abort`"
+                )
+            if added is not None:
+                break
+            wanted = topic.layout.with_partitions(partitions)
+            if await change_layout(self._client, self._keys, name, topic.layout, wanted):
+                break
+        await self.go_on_with_resize(name)
+        return await self.existing(name)
+
+    async def go_on_with_resize(self, name: str) -> str:
+        """Finish a resize, if nothing is left that it waits for. Returns what it waits for; empty: it is done, or there
+        is none. Any process may call this at any time."""
+        topic = await self.existing(name)
+        if topic.layout.following is None:
+            return ""
+        groups = await prepare_groups(self._client, self._keys, topic)
+        if unaware := await self.unaware_of_resize(topic, groups):
+            for group in groups:
+                await announce(self._client, self._keys, name, group)
+            return unaware
+        if unfinished := await unfinished_groups(self._client, self._keys, topic, groups):
+            return f"groups that have not handled what was published before the last resize: {', '.join(unfinished)}"
+        await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
+        waits_for = await seal(self._client, self._keys, topic)
+        changed = await self.find(name)
+        if changed is not None and changed.layout.following is None:
+            for group in groups:
+                await announce(self._client, self._keys, name, group)
+        return waits_for
+
+    async def unaware_of_resize(self, topic: Topic, groups: Iterable[str]) -> str:
+        """The live members that do not know the new partitions yet, as a sentence; empty: there are none."""
+        unaware = await unaware_members(self._client, self._keys, topic, groups)
+        return f"members that do not know the new partitions yet: {describe_unaware(unaware)}" if unaware else ""
+
+    async def abort_resize(self, name: str) -> bool:
+        """Give up a resize whose partitions are not used yet. False: there is none, or it is too late."""
+        while True:
+            topic = await self.existing(name)
+            if topic.layout.following is None:
+                return False
+            wanted = topic.layout.without_following()
+            if await change_layout(self._client, self._keys, name, topic.layout, wanted):
+                await self.find(name)
+                return True
+
     async def _restore(self, known: Topic) -> Topic | None:
         """The topic as it is, with what a member knows of its layout and the server has lost (a failover), or made
-        again. None: it is not there, and had no bands."""
+        again. None: it is not there, and had only one block."""
         while True:
             topic = await self.find(known.name)
-            if topic is None and known.layout.has_bands:
+            if topic is None and known.layout.has_more:
                 return await self._create(known.name, known.layout)
-            if topic is None or topic.partitions != known.partitions:
+            if topic is None or not is_same_topic(topic, known):
                 return topic
             wanted = topic.layout.with_lost(known.layout)
             if wanted is topic.layout:
                 return topic
             log.warning("topic %s has lost its layout of version %d: written again", topic.name, known.layout.version)
-            await change_layout(self._client, self._keys, topic.name, topic.layout, wanted)
+            if await change_layout(self._client, self._keys, topic.name, topic.layout, wanted):
+                await seal_again(self._client, self._keys, known)
 
     async def _create(self, name: str, layout: Layout) -> Topic:
         """First writer wins, field by field; `partitions` comes last and makes it exist."""
@@ -364,7 +441,7 @@ class Topics:
         limits = write_limits({limit: getattr(settings, limit) for limit in names})
         await self._client.execute_command("SADD", self._keys.topics, name)
         stored: dict[str, Value] = {"layout": layout.stored} if layout.stored else {}
-        for entry, value in {"created_ms": now_ms(), **limits, **stored, "partitions": layout.normal.count}.items():
+        for entry, value in {"created_ms": now_ms(), **limits, **stored, "partitions": layout.partitions}.items():
             await self._client.execute_command("HSETNX", key, entry, value)
         topic = await self.find(name)
         if topic is None:
@@ -388,7 +465,7 @@ class Topics:
 
         return Topic(
             name=name,
-            partitions=layout.normal.count,
+            partitions=layout.current.count,
             layout=layout,
             max_length=number("max_length", settings.max_length),
             on_full="trim" if found.get("on_full", settings.on_full) in ("trim", b"trim") else "reject",
@@ -506,10 +583,15 @@ async def newer_topic(topics: Topics, known: Topic, group: str, found: Topic | N
     """
     if found is None or found.layout.with_lost(known.layout) is not found.layout:
         found = await topics._restore(known)
-    if found is None or found.partitions != known.partitions or found.layout.stored == known.layout.stored:
+    if found is None or not is_same_topic(found, known) or found.layout.stored == known.layout.stored:
         return None
     await ensure_groups(topics._client, topics._keys, found, group, "0")
     return found
+
+
+def is_same_topic(one: Topic, other: Topic) -> bool:
+    """Whether both were made with the same number of partitions: else one was deleted and made again."""
+    return one.layout.normal.count == other.layout.normal.count
 
 
 async def complete_groups(client: Client, keys: Keys, topic: Topic) -> None:

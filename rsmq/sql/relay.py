@@ -15,7 +15,7 @@ import anyio
 from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, func, select, type_coerce, update
 from sqlalchemy.types import NullType
 
-from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized, TopicFull
+from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized, PartitionSealed, TopicFull
 from rsmq.model.clock import to_ms
 from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.keys import check_name
@@ -136,11 +136,15 @@ class OutboxRow:
 
 @dataclass(slots=True, eq=False)
 class RelayBatch:
-    """The rows for one partition, of which the first `stored` are in their stream. `names`: the keys of the script."""
+    """The rows for one partition, of which the first `stored` are in their stream. `names`: the keys of the script.
+    `before`: the ids of rows that were stored before a resize, in the partitions that this one follows; `earlier` are
+    the rows of the page that are among them."""
 
     topic: Topic
     partition: TopicPartition
     names: list[str]
+    before: frozenset[bytes] = frozenset()
+    earlier: list[int] = field(default_factory=list)
     entries: list[OutboxRow] = field(default_factory=list)
     stored: int = 0
     has_made_room: bool = False
@@ -185,6 +189,7 @@ class OutboxRelay:
         self._replicas = replicas
         self._window_ms = to_ms(context.settings.dedup_window)
         self._deleted: dict[TopicPartition, set[bytes]] = {}
+        self._before = dict[TopicPartition, frozenset[bytes]]()
         self._full: dict[str, float] = {}
         self.relayed = 0
         """Rows that were moved into their topics by this process."""
@@ -306,7 +311,7 @@ class OutboxRelay:
         finally:
             for batch in batches.values():
                 stored = batch.entries[: batch.stored]
-                relayed.done += [entry.seq for entry in stored]
+                relayed.done += [*batch.earlier, *[entry.seq for entry in stored]]
                 relayed.messages += len(stored)
                 relayed.ids.setdefault(batch.partition, set()).update(entry.id for entry in stored)
 
@@ -362,6 +367,8 @@ class OutboxRelay:
         if refused:
             return False
         ((_, batch),) = batches.items()
+        if batch.earlier:
+            return True
         (entry,) = batch.entries
         batch.entries = []
         (reply,) = await self._connection.exchange([(batch.names[0], self._call(epoch, batch))])
@@ -414,8 +421,12 @@ class OutboxRelay:
             batch = batches.get(partition)
             if batch is None:
                 keys = self._context.keys
+                before = await self._stored_before(topic, partition[1])
                 names = [part(*partition) for part in (keys.stream, keys.delayed, keys.relayed, keys.unique)]
-                batch = batches[partition] = RelayBatch(topic, partition, names)
+                batch = batches[partition] = RelayBatch(topic, partition, names, before)
+            if own.bytes in batch.before:
+                batch.earlier.append(seq)
+                continue
             batch.replicas = max(batch.replicas, options.wait_replicas)
             dedups = () if options.message_id is None else self._dedups(topic, partition[1], message_id)
             batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields], dedups))
@@ -423,7 +434,7 @@ class OutboxRelay:
 
     def _dedups(self, topic: Topic, partition: int, message_id: str) -> tuple[str, ...]:
         """Where a publish with this id would look for it: on one server also in the partition of the id, see `Once`."""
-        partitions = {partition: None}
+        partitions = {topic.layout.root_of(partition) if topic.layout.is_resized else partition: None}
         if not self._context.client.is_cluster:
             partitions[topic.layout.normal.partition_for(message_id)] = None
         return tuple(self._context.keys.dedup(topic.name, each, message_id) for each in partitions)
@@ -475,7 +486,25 @@ class OutboxRelay:
                 batch.has_made_room = reply[0] == b"FULL"
             failure = next((reply for reply in replies if isinstance(reply, Exception)), None)
             if failure is not None:
+                if isinstance(failure, PartitionSealed):  # the next round stores them in the partitions that follow
+                    for batch in waiting:
+                        await self._context.topics.find(batch.topic.name)
                 raise failure
+
+    async def _stored_before(self, topic: Topic, partition: int) -> frozenset[bytes]:
+        """The ids of rows that a relay has appended to the partitions that this one follows in a resize, and that may
+        not be deleted yet. These are sealed, so nothing is added to them any more."""
+        if not topic.layout.is_resized:
+            return frozenset()
+        at = topic.name, partition
+        if at not in self._before:
+            found = set[bytes]()
+            for each in topic.layout.ancestors_of(partition):
+                relayed = self._context.keys.relayed(topic.name, each)
+                rows = await self._context.client.execute_command("HGET", relayed, f"rows|{self._name}") or b""
+                found |= {bytes(rows[first : first + 16]) for first in range(0, len(rows), 16)}
+            self._before[at] = frozenset(found)
+        return self._before[at]
 
     def _call(self, epoch: int, batch: RelayBatch) -> bytes:
         """One call of the script, packed: the next rows of a partition."""

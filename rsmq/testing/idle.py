@@ -18,7 +18,7 @@ from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
 from rsmq.redis.holds import hold_name, holds_of
 from rsmq.redis.scripts import Value
-from rsmq.redis.streams import as_dict, is_missing
+from rsmq.redis.streams import as_dict, is_missing, newest_id
 from rsmq.redis.topics import Topic
 
 POLL: Final = 0.002
@@ -119,7 +119,7 @@ async def _partition_states(
         is_behind = (
             info is not None
             and row is not None
-            and parse_stream_id(row["last-delivered-id"]) < parse_stream_id(as_dict(info)["last-generated-id"])
+            and parse_stream_id(row["last-delivered-id"]) < parse_stream_id(newest_id(as_dict(info)))
         )
         rows.append((is_behind, 0 if row is None else row["pending"], delayed + retries + waits))
     return rows

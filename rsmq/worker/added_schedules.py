@@ -103,7 +103,7 @@ class AddedSchedules:
         found = await self._context.topics.find(topic)
         if found is None:
             return None
-        number = found.open_block().partition_for(name if key is None else key)
+        number = found.layout.root_of(found.open_block().partition_for(name if key is None else key))
         fields = (f"added|{name}", f"rule|{name}")
         definition, rule = await self._client.execute_command("HMGET", self._context.keys.every(topic, number), *fields)
         return None if not definition or not rule else read_schedule(topic, name, key, definition, rule)

@@ -1,4 +1,4 @@
-"""Opens the bands that were added to a topic, as soon as every live member knows them."""
+"""Opens the bands, and finishes the resizes, that were begun: as soon as every live member knows the partitions."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ class BandOpener:
         waiting = {each.topic.name for each in self._consumers if each.topic.layout.waits and 0 in each.lanes}
         self._looks = {name: self._looks.get(name, 0) + 1 for name in waiting}
         for name in sorted(waiting):
+            if any(each.topic.layout.following for each in self._consumers if each.topic.name == name):
+                await self._resize(name)
+                continue
             unaware = await self._topics.open_bands(name)
             if not unaware:
                 log.info("topic %s: its bands are open", name)
@@ -56,6 +59,19 @@ class BandOpener:
                     "topic %s has a band that is not open yet: %s must be started again with a version of rsmq that "
                     "knows bands; until then its messages go to the band normal", name, describe_unaware(unaware),
                 )  # fmt: skip
+
+    async def _resize(self, name: str) -> None:
+        """Finish a resize, or say what it waits for."""
+        waits_for = await self._topics.go_on_with_resize(name)
+        if not waits_for:
+            for consumer in self._consumers:
+                if consumer.topic.name == name:
+                    await consumer.follow()
+        elif self._looks[name] == PATIENCE:
+            log.warning(
+                "topic %s is not resized yet: it waits for %s. `rsmq topic resize %s --abort` gives it up", name,
+                waits_for, name,
+            )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<BandOpener {sorted(self._looks)}>"

@@ -11,16 +11,18 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, Malformed, PartitionSealed
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
+from rsmq.model.packing import unpack_fields
+from rsmq.model.partition import route_of
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
-from rsmq.redis.scripts import RELEASE_DELAYED
+from rsmq.redis.scripts import MOVE_DELAYED, RELEASE_DELAYED
 from rsmq.redis.streams import trim
-from rsmq.redis.topics import Topics, cached_topic
+from rsmq.redis.topics import Topic, Topics, cached_topic
 
 log = logging.getLogger("rsmq.delay")
 
@@ -126,6 +128,9 @@ class DelayedPoller:
         moved, now = [], monotonic()
         for partition, reply in zip(partitions, replies, strict=True):
             self._due.pop(partition, None)
+            if isinstance(reply, PartitionSealed) and await self._follow(*partition):
+                moved.append(0)
+                continue
             if not isinstance(reply, Exception) and reply[1] >= 0 and not reply[2]:
                 self._due[partition] = now + reply[1] / 1000
             moved.append(0 if isinstance(reply, Exception) else reply[0])
@@ -140,6 +145,22 @@ class DelayedPoller:
         """The `max_length` of a topic, and what happens when it is full."""
         topic = cached_topic(self._topics, name) or await self._topics.find(name)
         return (topic.max_length, topic.on_full) if topic is not None else (0, "reject")
+
+    async def _follow(self, name: str, partition: int) -> bool:
+        """The topic was resized: all delayed messages of a sealed partition go to those that follow. False: it was
+        not."""
+        topic = await self._topics.find(name)
+        if topic is None or not topic.layout.is_sealed(partition):
+            return False
+        delayed, unique = self._keys.delayed(name, partition), self._keys.unique(name, partition)
+        while page := await self._client.execute_command("ZRANGE", delayed, 0, MOST_AT_ONCE - 1, "WITHSCORES"):
+            targets = dict[int, list[bytes]]()
+            for packed, score in zip(page[::2], page[1::2], strict=True):
+                targets.setdefault(target_of(topic, packed), []).extend((packed, score))
+            for target, args in targets.items():
+                keys = (delayed, self._keys.delayed(name, target), unique, self._keys.unique(name, target))
+                await MOVE_DELAYED(self._client, keys, args)
+        return True
 
     async def _make_room(self, partition: Partition) -> None:
         """Remove what a full partition keeps only for a replay. Else what is due waits for its consumers."""
@@ -159,3 +180,12 @@ class DelayedPoller:
 
     def __repr__(self) -> str:
         return f"<DelayedPoller partitions={len(self._partitions())} failures={self._backoff.failures}>"
+
+
+def target_of(topic: Topic, packed: bytes) -> int:
+    """The partition of a delayed message in its topic as it is now. One that cannot be unpacked goes by what it is."""
+    try:
+        fields = unpack_fields(packed)
+    except Malformed:
+        fields = []
+    return topic.open_block().partition_for(route_of(fields, packed))

@@ -67,7 +67,7 @@ class Retention:
         found = {name: await self._topics.find(name) for name in {each.topic.name for each in self._consumers}}
         for consumer in self._consumers:
             topic = found.get(consumer.topic.name)
-            if topic is not None and topic.layout.has_bands and 0 in consumer.lanes:
+            if topic is not None and topic.layout.has_more and 0 in consumer.lanes:
                 await self._attempt(f"{topic.name} groups", complete_groups(self._client, self._keys, topic))
         for name, partition in sorted({(c.topic.name, number) for c in self._consumers for number in [*c.lanes]}):
             known = found.get(name)  # read again in each round: a setting such as `archive` may have changed
@@ -76,7 +76,7 @@ class Retention:
                 await self._attempt(f"{name}.{partition} names", self.forget_names(name, partition))
         for consumer in self._consumers:
             known, own = found.get(consumer.topic.name), consumer.topic.layout
-            if own.has_bands if known is None else known.layout.stored != own.stored:
+            if own.has_more if known is None else known.layout.stored != own.stored:
                 await self._attempt(f"{consumer.topic.name} bands", consumer.follow(known))
             served, group = consumer.topic.name, consumer.handler.group
             for partition in [*consumer.lanes]:

@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from rsmq.errors import BrokerError, ConfigError
+from rsmq.errors import BrokerError, ConfigError, PartitionSealed
 from rsmq.handler.schedule import EncodedPayload, Schedule, Trigger, due_ticks, payload_of, read_rule, rule_json
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.encoding import Encoding
@@ -229,9 +229,15 @@ class Scheduler:
 
     async def _record(self, led: Led, tick: str, run: ScheduleRun, fields: Sequence[bytes | str]) -> Any:
         """Publish a tick with its report, or only note it as done; the word of the script."""
-        keys = (self._keys.stream(led.topic.name, led.partition), self._keys.every(led.topic.name, led.partition))
+        stream = self._keys.stream(led.topic.name, target_of(led.topic, led.schedule))
+        keys = (stream, self._keys.every(led.topic.name, led.partition))
         limits = (led.topic.max_length, led.topic.on_full)
-        return await PUBLISH_TICK(self._client, keys, (led.schedule.name, tick, *limits, run.as_line(), *fields))
+        args = (led.schedule.name, tick, *limits, run.as_line(), *fields)
+        try:
+            return await PUBLISH_TICK(self._client, keys, args)
+        except PartitionSealed:
+            await self._topics.find(led.topic.name)  # the next try goes to the partition that follows
+            raise
 
     async def _note_failure(self, led: Led, run: ScheduleRun, error: Exception | None) -> None:
         """Keep a failure for operators, and wait longer after each. The log gets the traceback of the first one in a
@@ -257,10 +263,14 @@ class Scheduler:
         self._led.discard(schedule.full_name)
 
     async def _partition_of(self, schedule: Schedule) -> tuple[Topic, int]:
+        """The topic, and the partition that has its records: a resize leaves them where they are."""
         topic = await lookup_topic(self._topics, schedule.topic)
-        return topic, topic.open_block(schedule.band).partition_for(
-            schedule.name if schedule.key is None else schedule.key
-        )
+        return topic, topic.layout.root_of(target_of(topic, schedule))
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self._schedules)} schedules, leads {sorted(self._led)}>"
+
+
+def target_of(topic: Topic, schedule: Schedule) -> int:
+    """The partition where a schedule publishes."""
+    return topic.open_block(schedule.band).partition_for(schedule.name if schedule.key is None else schedule.key)

@@ -2,8 +2,9 @@
 
 Two worker processes handle what this one publishes: first without bands, then in three. Each key has its messages in
 one band, numbered. A worker writes down what it has handled, before it is settled, and the verdict goes over all of it:
-none is lost, none is handled twice, and those of a key come in their order. With `--kills` a worker is killed (SIGKILL)
-and replaced so many times: what it had may be handled again, and still nothing overtakes.
+none is lost, none is handled twice, and those of a key come in their order. With `--resize` the topic is resized twice
+instead, from 4 to 8 and to 24 partitions. With `--kills` a worker is killed (SIGKILL) and replaced so many times: what
+it had may be handled again, and still nothing overtakes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ CHUNK: Final = 1000
 RECORD: Final = struct.Struct("<dHI")
 """When it was handled, its key, and its number among the messages of the key."""
 UNKNOWN: Final = 0xFF
+SIZES: Final = (8, 24)
 LEASE: Final = timedelta(seconds=30)
 """A machine that is busy with something else must not make a worker lose its lease: then messages come again."""
 
@@ -153,7 +155,10 @@ class BandWorker:
 class BandsRun:
     """One run. `folder` gets the files of the workers and their log."""
 
-    def __init__(self, url: str, folder: Path, messages: int, kills: int, seed: int) -> None:
+    def __init__(
+        self, url: str, folder: Path, messages: int, kills: int, seed: int, sizes: tuple[int, ...] = ()
+    ) -> None:
+        self._sizes = sizes
         self._url, self._folder = url, folder
         self._messages, self._kills = messages, kills
         self._random = random.Random(seed)
@@ -175,13 +180,23 @@ class BandsRun:
                 self._start()
                 self._start()
                 await self._publish(self._messages // 6, [1])
-                await self._broker.topics.set_bands(TOPIC, BANDS)
-                while (await self._broker.topics.existing(TOPIC)).layout.waits:
-                    await self._publish(CHUNK, [1])
+                if not self._sizes:
+                    await self._broker.topics.set_bands(TOPIC, BANDS)
+                    while (await self._broker.topics.existing(TOPIC)).layout.waits:
+                        await self._publish(CHUNK, [1])
+                bands, sizes = [1] if self._sizes else [0, 1, 2], list(self._sizes)
                 while self.published < self._messages:
-                    await self._publish(min(CHUNK, self._messages - self.published), [0, 1, 2])
+                    await self._publish(min(CHUNK, self._messages - self.published), bands)
+                    if sizes and self.published >= self._messages * (1 - len(sizes) / (len(self._sizes) + 1)):
+                        found = await self._broker.topics.resize(TOPIC, sizes[0])
+                        if found.partitions == sizes[0]:
+                            sizes.pop(0)
                     if self._is_due():
                         await self._replace_one()
+                while sizes:  # each waits until all before the last one is handled
+                    await asyncio.sleep(0.1)
+                    if (await self._broker.topics.resize(TOPIC, sizes[0])).partitions == sizes[0]:
+                        sizes.pop(0)
                 while (left := await self._unsettled()) and any(each.process.poll() is None for each in self._workers):
                     await asyncio.sleep(0.2)
         finally:
@@ -234,13 +249,15 @@ class BandsRun:
         return left
 
 
-async def main(messages: int, kills: int, seed: int, keep: Path | None = None) -> BandsVerdict:
+async def main(
+    messages: int, kills: int, seed: int, keep: Path | None = None, sizes: tuple[int, ...] = ()
+) -> BandsVerdict:
     """One run on a server of its own, with a bar."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
         server = stack.enter_context(ThrowawayServer())
-        run = BandsRun(server.url, folder, messages, kills, seed)
+        run = BandsRun(server.url, folder, messages, kills, seed, sizes)
         progress = stack.enter_context(Progress(console=console, transient=True))
         bar = progress.add_task("handled", total=messages)
 
@@ -261,6 +278,7 @@ def command() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.bands_run", description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=0, help="workers that are killed and replaced")
+    parser.add_argument("--resize", action="store_true", help="resize the topic instead of adding bands")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the records and the log of the workers")
     parser.add_argument("--work-for", help=argparse.SUPPRESS)
@@ -269,7 +287,7 @@ def command() -> int:
     if chosen.work_for:
         asyncio.run(work(chosen.work_for, chosen.file))
         return 0
-    verdict = asyncio.run(main(chosen.messages, chosen.kills, chosen.seed, chosen.keep))
+    verdict = asyncio.run(main(chosen.messages, chosen.kills, chosen.seed, chosen.keep, SIZES if chosen.resize else ()))
     for example in verdict.examples[:10]:
         console.print(f"  {example}")
     console.print(str(verdict))

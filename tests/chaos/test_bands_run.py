@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from pathlib import Path
 
-from tests.chaos.bands_run import judge, main
+from tests.chaos.bands_run import SIZES, judge, main
 
 
 def test_a_verdict_counts_what_is_lost_doubled_and_out_of_order() -> None:
@@ -17,6 +17,12 @@ def test_a_verdict_counts_what_is_lost_doubled_and_out_of_order() -> None:
     assert (bad.lost, bad.doubled, bad.reordered, bad.is_good) == (1, 1, 1, False)
     killed = judge(iter([(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 1, 0), (1, 1, 1)]), sent, {0})
     assert (killed.is_good, killed.again) == (True, 2)
+
+
+async def test_a_topic_that_is_resized_while_workers_run_loses_and_reorders_nothing(tmp_path: Path) -> None:
+    """The small form of `python -m tests.chaos.bands_run --resize`, with a kill."""
+    verdict = await main(6000, 1, 1, tmp_path, SIZES)
+    assert verdict.is_good, f"{verdict} {verdict.examples[:5]}"
 
 
 async def test_bands_that_are_added_while_workers_run_lose_and_reorder_nothing(tmp_path: Path) -> None:

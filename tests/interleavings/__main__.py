@@ -1,6 +1,7 @@
 """`python -m tests.interleavings`: every order of the Lua scripts in small scenarios, on a real server.
 
-`--weakened` weakens the scripts, and the code that adds bands, one at a time instead, and tells how each is found.
+`--weakened` weakens the scripts, and the code that adds bands or resizes, one at a time instead, and tells how each is
+found.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from tests.interleavings.bands import BAND_EDITS, BAND_SCENARIOS
 from tests.interleavings.digests import DIGEST_SCENARIOS, DIGEST_WEAKENINGS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
+from tests.interleavings.resizing import RESIZE_EDITS, RESIZE_SCENARIOS
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
 from tests.interleavings.search import Result, Search
 from tests.interleavings.store import store
@@ -56,7 +58,7 @@ def search_all(only: list[str]) -> bool:
         )
         if result.broken:
             tell(result)
-    for bands in BAND_SCENARIOS:
+    for bands in (*BAND_SCENARIOS, *RESIZE_SCENARIOS):
         if not only or any(part in bands.name for part in only):
             result = bands.search()
             is_good &= not result.broken
@@ -94,7 +96,7 @@ def search_weakened(only: list[str]) -> bool:
         console.print(f"{name}: {verdict} ({weakening.scenario.name}; {result.states} states, {result.seconds:.0f} s)")
         if result.broken:
             tell(result)
-    for edit in BAND_EDITS:
+    for edit in (*BAND_EDITS, *RESIZE_EDITS):
         if not only or any(part in f"bands: {edit.what}" for part in only):
             result = edit.scenario.search(edit)
             is_good &= bool(result.broken)

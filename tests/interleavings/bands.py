@@ -167,7 +167,7 @@ LOOKS: Final[dict[str, tuple[Command, ...]]] = {
 
 def kind_of(name: str) -> str:
     """The type of one of the keys."""
-    if name.startswith(tuple(KEYS.stream(NAME, number) for number in range(MOST))):
+    if name.startswith(KEYS.stream(NAME, 0).removesuffix("0}")):
         return "stream"
     return "string" if ":nodes:" in name and not name.endswith(":set") else "set" if "set" in name[-3:] else "hash"
 
@@ -351,7 +351,9 @@ class BandWorld(NamedTuple):
 
 
 class BandMoves:
-    """All orders of one scenario."""
+    """All orders of one scenario. `programs`: what processes do, by name."""
+
+    programs = PROGRAMS
 
     def __init__(self, store: BandStore, names: Sequence[str], scenario: BandScenario) -> None:
         self._store, self._names, self._scenario = store, names, scenario
@@ -591,9 +593,8 @@ class BandMoves:
             self._steps[process] = self._play(process)
         return self._steps[process]
 
-    @staticmethod
-    def _play(process: Process) -> Any:
-        running = PROGRAMS[process.program](SearchedClient(), process._replace(program="", replies=()))
+    def _play(self, process: Process) -> Any:
+        running = self.programs[process.program](SearchedClient(), process._replace(program="", replies=()))
         try:
             command = running.send(None)
             for reply in process.replies:

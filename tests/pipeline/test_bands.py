@@ -48,6 +48,16 @@ class Banded:
 
         return anyio.run(change)
 
+    def resize(self, partitions: int) -> Layout:
+        """`rsmq topic resize`: the layout afterwards."""
+
+        async def change() -> Layout:
+            async with Connector(self._settings.url or "", self._settings).connected() as client:
+                topics = Topics(client, self._store.keys, self._settings)
+                return (await topics.resize(self._topic, partitions)).layout
+
+        return anyio.run(change)
+
     def open_bands(self) -> list[str]:
         """What a worker does each second while a band waits: the members that do not know it yet."""
 
@@ -74,7 +84,7 @@ class Banded:
             band = bands[number % len(bands)]
             block, key = layout.block_of(band), f"k{number % KEYS}"
             if block is None or block.state != "open":
-                block, band = layout.normal, "normal"
+                block, band = layout.current, "normal"
             self.of_band.setdefault(band, []).append(number)
             self._store.add(self._topic, block.partition_for(key), {"data": f'{{"n": {number}}}', "key": key})
         self._sent += count
@@ -101,6 +111,33 @@ def test_a_query_reads_a_band_that_is_opened_while_it_runs(queries: Any, banded:
     assert sorted(numbers(query.batch())) == sorted(numbers(late.batch())) == list(range(4, 16))
     banded.send(6, *BANDS)
     assert sorted(numbers(query.batch())) == list(range(16, 22))
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_query_reads_each_message_once_over_a_resize(
+    queries: Any, banded: Banded, store: Store, topic: str, settings: Settings, trims: bool
+) -> None:
+    """What was published before and after it, also where retention has emptied the sealed partitions meanwhile."""
+    query = queries(subscribe=topic, startingOffsets="earliest")
+    banded.send(4, "normal")
+    assert sorted(numbers(query.batch())) == [0, 1, 2, 3]
+    if not trims:
+        banded.send(4, "normal")
+    before = banded.layout
+    layout = banded.resize(2 * before.current.count)
+    assert layout.is_resized
+
+    async def empty() -> None:
+        async with Connector(settings.url or "", settings).connected() as client:
+            for number in before.numbers if trims else ():
+                await client.execute_command("XTRIM", store.keys.stream(topic, number), "MAXLEN", 0)
+
+    anyio.run(empty)
+    banded.send(8, "normal")
+    assert sorted(numbers(query.batch())) == list(range(4, 12 if trims else 16))
+    assert query.latest() == query.offset
+    banded.send(2, "normal")
+    assert len(query.batch()) == 2
 
 
 def test_a_query_with_a_name_misses_no_message_of_a_band(

@@ -149,7 +149,7 @@ async def test_message_does_not_overtake_those_that_wait_for_the_topic(
     async with publishing(client, keys, settings) as other, asyncio.TaskGroup() as tasks:
         for number in range(200):
             tasks.create_task(other.publish("orders", number, key="k"))
-        await other.read_limits("orders")
+        await other.read_topic("orders")
         await other.publish("orders", 200, key="k")
     entries = await client.execute_command("XRANGE", keys.stream("orders", partition_for("k", 8)), "-", "+")
     assert [int(fields[1]) for _, fields in entries if b"key" in fields] == list(range(201))
@@ -592,15 +592,15 @@ async def test_a_search_cuts_the_old_connection_off_first(client: Client, keys: 
     old, new = RawConnection(client), RawConnection(client)
     await old.open()
     await new.open()
-    doubt = InDoubt(old.client_id, old.address, since)
-    assert await search(new, stream, doubt, ["a", "b", "c"]) == (2, before)
+    doubt = InDoubt(old.client_id, old.address, since, stream)
+    assert await search(new, doubt, ["a", "b", "c"]) == (2, before)
     with pytest.raises(BrokerUnavailable):
         await old.exchange([pack(("XADD", stream, "*", "id", "late"))])
     assert await client.execute_command("XLEN", stream) == 4
-    assert (await search(new, stream, doubt, ["c"]))[0] == 0
+    assert (await search(new, doubt, ["c"]))[0] == 0
     await client.execute_command("XDEL", stream, before)
     await client.execute_command("XTRIM", stream, "MAXLEN", 1)
-    assert (await search(new, stream, doubt, ["a", "b", "c"]))[0] == 2
+    assert (await search(new, doubt, ["a", "b", "c"]))[0] == 2
     await new.close()
 
 

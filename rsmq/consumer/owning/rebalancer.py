@@ -25,6 +25,7 @@ from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.member import RELEASED, news_of
 from rsmq.redis.client.connector import retrying
+from rsmq.redis.layouts import are_finished
 from rsmq.redis.pubsub import tell_news
 
 log = logging.getLogger("rsmq.lease")
@@ -85,13 +86,14 @@ class Rebalancer:
                 self._fetchers.keep(assigned)
                 try:
                     await self._take_missing(assigned)
+                    await self._start_following()
                 except BrokerError as error:
                     self._throttled.warn("rebalancing waits for the server", error)
                 for partition, lane in self._lanes.items():
                     if partition not in assigned and partition not in self._leaving:
                         self._leaving.add(partition)
                         tasks.start_soon(self._hand_over, lane)
-                is_settled = assigned == self._lanes.keys()
+                is_settled = assigned == self._lanes.keys() and not any(lane.parents for lane in self._lanes.values())
                 self._partition_log.note(self._lanes.keys(), assigned, len(self._context.topic.numbers))
                 await self._membership.wait(SETTLED_SECONDS if is_settled else tick, seen)
 
@@ -103,10 +105,28 @@ class Rebalancer:
         barred = {member: topic.layout.bases_of(found) for member, found in self._membership.unreadable.items()}
         given = topic.layout, tuple(self._owners()), barred
         if self._given != given:  # asked for several times a second, changes only with a join or leave
-            self._given, owners = given, assign(topic.partitions, given[1], self._context.name, barred)
+            self._given, owners = given, assign(topic.layout.current.count, given[1], self._context.name, barred)
             own = [partition for partition, owner in owners.items() if owner == self._member]
             self._assigned_last = frozenset(topic.layout.owned_with(own))
         return set(self._assigned_last)
+
+    async def _start_following(self) -> None:
+        """Read partitions that follow others in a resize, as soon as these are finished. This is asked under the lease:
+        a reset of the group ends it."""
+        following = [lane for lane in self._lanes.values() if lane.parents]
+        if not following:
+            return
+        topic, finished = self._context.topic, dict[tuple[int, ...], bool]()
+        for parents in {lane.parents for lane in following}:
+            finished[parents] = all(map(topic.layout.is_sealed, parents)) and await are_finished(
+                self._context.client, self._context.keys, topic.name, parents, self._group
+            )
+        for lane in following:
+            if finished[lane.parents]:
+                log.debug("%r follows: the partitions before it are finished", lane)
+                lane.follow()
+        if any(finished.values()):
+            await self._fetchers.interrupt()
 
     def _owners(self) -> Sequence[str]:
         """The live members that may own partitions: with a limit over the group, those that may run calls."""

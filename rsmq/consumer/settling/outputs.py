@@ -18,6 +18,7 @@ from rsmq.errors import (
     BrokerUnavailable,
     ConfigError,
     GroupMissing,
+    PartitionSealed,
     StoreUnavailable,
     TooLarge,
     TopicFull,
@@ -215,6 +216,11 @@ class Outputs:
                 self._throttled.warn(f"{SETTLE_OUTPUTS.name} waits for the server", error)
             except GroupMissing:  # it is made again from the start: all of it comes again, in order
                 lane.lease.lose()
+            except PartitionSealed as error:
+                if not await self._follow(lane, page):
+                    log.error("outputs of %s cannot be stored: %s", lane.stream, error)
+                    await asyncio.sleep(backoff.next())
+                continue
             except BrokerError as error:  # no memory, no right, a key of a foreign type: an operator can repair it
                 log.error("outputs of %s cannot be stored: %s", lane.stream, error)
             else:
@@ -233,6 +239,19 @@ class Outputs:
             self._throttled.warn("outputs wait for the store of their bodies", error)
             return False
         return True
+
+    async def _follow(self, lane: Lane, page: Sequence[tuple[bytes, MessageOutputs]]) -> bool:
+        """A target was resized, and nothing was stored: its outputs go to the partitions that follow. False: none
+        was."""
+        names = {output.topic for _, entry in page for output in entry.outputs}
+        try:
+            found = [each for name in names if (each := await self._producer.read_topic(name)) is not None]
+        except (BrokerError, ConfigError) as error:
+            log.debug("a target of %s is read again later: %s", lane.stream, error)
+            return False
+        before = [output.partition for _, entry in page for output in entry.outputs]
+        lane.outgoing.route([entry for _, entry in page], {topic.name: topic for topic in found})
+        return before != [output.partition for _, entry in page for output in entry.outputs]
 
     def _command(self, lane: Lane, page: Sequence[tuple[bytes, MessageOutputs]]) -> tuple[OutputArguments, list[Value]]:
         # on a cluster a first call may come late, after its repetition: its connection is not ended before that
@@ -302,7 +321,7 @@ class Outputs:
             return False
         removed = 0
         try:
-            await self._producer.read_limits(output.topic)
+            await self._producer.read_topic(output.topic)
             _, removed, *_ = await trim(
                 self._client, self._keys, output.topic, output.partition, keep_age_ms=0, keep_length=0, exact=True
             )

@@ -48,8 +48,10 @@ class ConsumerContext:
 
     def lane(self, partition: int, lease: Lease) -> Lane:
         """The lane of a partition that is read under this lease."""
-        topic, group = self.topic, self.handler.group
-        return Lane(self.keys, topic.name, partition, group, lease, topic.layout.band_of(partition))
+        topic, handler, layout = self.topic, self.handler, self.topic.layout
+        is_ordered = handler.ordering != "none" and handler.distribution == "hash"
+        parents = tuple(layout.ancestors_of(partition)) if is_ordered else ()
+        return Lane(self.keys, topic.name, partition, handler.group, lease, layout.band_of(partition), parents)
 
     @property
     def name(self) -> str:

@@ -66,6 +66,7 @@ class Lane:
         "limits",
         "max_attempts",
         "outgoing",
+        "parents",
         "partition",
         "recovery",
         "retried",
@@ -77,7 +78,16 @@ class Lane:
         "windows",
     )  # fmt: skip
 
-    def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease, band: str = NORMAL) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        topic: str,
+        partition: int,
+        group: str,
+        lease: Lease,
+        band: str = NORMAL,
+        parents: tuple[int, ...] = (),
+    ) -> None:
         self.deployment = keys.prefix  # what the marks in a service's database belong to
         self.topic = topic
         self.partition = partition
@@ -101,6 +111,8 @@ class Lane:
         self.retried: dict[bytes, int] = {}
         """Messages that have started again here, with the attempts charged before."""
         self.is_quiet = False
+        self.parents = parents
+        """Partitions that this one follows, whose messages come first: nothing is read while they are not finished."""
         self.recovery = Recovery()
         self.flows = Flows()
         self.outgoing = Outgoing()
@@ -129,12 +141,12 @@ class Lane:
     @property
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
-        return self.recovery.is_over and not self.is_quiet and self.outgoing.has_room
+        return self.recovery.is_over and not self.is_quiet and not self.parents and self.outgoing.has_room
 
     @property
     def is_recovering(self) -> bool:
         """Whether pending messages are to be taken over now."""
-        return not self.recovery.is_over and not self.is_quiet and not self.is_ahead
+        return not self.recovery.is_over and not self.is_quiet and not self.parents and not self.is_ahead
 
     @property
     def is_ahead(self) -> bool:
@@ -155,6 +167,10 @@ class Lane:
     def quiet(self) -> None:
         """Read and start nothing new."""
         self.is_quiet = True
+
+    def follow(self) -> None:
+        """The partitions before it are finished, under this lease."""
+        self.parents = ()
 
     def wake(self) -> None:
         """Read on: what was handed back is taken over again."""
@@ -287,5 +303,6 @@ class Lane:
 
     def __repr__(self) -> str:
         state = "quiet" if self.is_quiet else "reading" if self.recovery.is_over else "recovering"
+        state = f"behind {self.parents}" if self.parents else state
         counts = f"in_flight={len(self.in_flight)} parked={len(self.flows.parked)}"
         return f"<Lane {self.topic}.{self.partition}/{self.group} {state} {counts}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -10,6 +10,7 @@ from rsmq.model.batch_member import ANY_GROUP, BatchMember, Outcome
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.producer.output import Output
+from rsmq.redis.topics import Topic
 
 MOST_OUTGOING: Final = 2000
 """Messages whose outputs wait for the server, before nothing new is read."""
@@ -159,6 +160,13 @@ class Outgoing:
             self.kept[first.message.entry_id] = MessageOutputs(first.message, outputs, added=first.added)
             for each in others:  # what it has added belongs to its own batch
                 self.kept[each.message.entry_id] = MessageOutputs(each.message, follows=True, added=each.added)
+
+    def route(self, entries: Iterable[MessageOutputs], topics: Mapping[str, Topic]) -> None:
+        """These topics were resized: what was to go to a sealed partition goes to the one that follows."""
+        for entry in entries:
+            entry.outputs = [
+                each.routed(topics[each.topic]) if each.topic in topics else each for each in entry.outputs
+            ]
 
     def release(self, done: Sequence[bytes]) -> list[bytes]:
         """Messages are done: those with outputs wait for the server now. Returns these."""

@@ -266,7 +266,7 @@ class Ingest:
         """
         newest = batch.newest
         if message_id is not None:
-            key = self._keys.dedup(batch.topic.name, batch.partition, message_id)
+            key = batch.dedup(message_id)
             newest = await self._client.execute_command("GET", key) or newest
         if not newest:
             last = await self._client.execute_command("XREVRANGE", batch.stream, "+", "-", "COUNT", 1)

@@ -163,8 +163,8 @@ def check_members(facts: QueueFacts) -> Iterator[str]:
             yield (
                 f"{title(group)} has {count(len(live), 'member')} and {count(group.most_owners, 'partition')}: "
                 f"{count(len(live) - group.most_owners, 'member is', 'members are')} idle. Stop some, "
-                f"give the handler distribution='shared', or publish to a topic with more partitions (their number "
-                f"never changes)"
+                f"give the handler distribution='shared', or let the topic grow: "
+                f"`rsmq topic resize {group.topic} {2 * group.most_owners}`"
             )
 
 
@@ -355,7 +355,12 @@ def check_bands(facts: QueueFacts) -> Iterator[str]:
     """Every band is open, and read: live members keep one closed that they do not know. One that starts while a band is
     opened may be too late for that, and owns partitions that it does not read."""
     for name, topic in sorted(facts.topics.items()):
-        if topic.layout.waits:
+        if topic.layout.following is not None:
+            yield (
+                f"topic {name} is to have {topic.layout.following.count} partitions, which are not used yet: "
+                f"`rsmq topic resize {name} --status` says what it waits for"
+            )
+        elif topic.layout.waits:
             added = [block.band for block in topic.layout.blocks if block.state == "added"]
             yield (
                 f"topic {name} has bands that are not open yet ({', '.join(added)}): their messages go to normal until "

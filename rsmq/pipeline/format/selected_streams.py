@@ -18,7 +18,7 @@ from rsmq.pipeline.format.options import TopicSelection
 from rsmq.pipeline.format.push_down import ReadWindow
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.scripts import SEEK_ENTRY
-from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE, as_dict, is_missing
+from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE, as_dict, is_missing, newest_id
 
 log = logging.getLogger("rsmq.pipeline")
 
@@ -74,7 +74,10 @@ class SelectedStreams:
                 return StreamInfo(NO_ID, 0, 0)
             raise
         first = info["first-entry"][0].decode() if info["first-entry"] else None
-        return StreamInfo(info["last-generated-id"].decode(), int(info["entries-added"]), int(info["length"]), first)
+        last = newest_id(info)
+        if last == NO_ID.encode() and int(info["entries-added"]):  # sealed by a resize, and all of it is trimmed
+            last = self._connection.ask("HGET", self._connection.keys.removed(*stream), "end") or last
+        return StreamInfo(last.decode(), int(info["entries-added"]), int(info["length"]), first)
 
     def ends(self) -> Offsets:
         """After the newest entry of every stream. `since` is what each stream had lost by then."""

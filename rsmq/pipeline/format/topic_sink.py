@@ -362,7 +362,7 @@ class DedupeSink(TopicSink):
     needs_open_band = True
 
     def _extra_arguments(self, batch: PartitionBatch) -> tuple[list[str], list[Value]]:
-        keys, name, partition = self._connection.keys, batch.topic.name, batch.partition
+        keys, name, partition = self._connection.keys, batch.topic.name, batch.topic.layout.root_of(batch.partition)
         return [keys.dedup(name, partition, each) for each in batch.ids], [to_ms(self._options.dedupe_window)]
 
 

@@ -33,6 +33,7 @@ from rsmq.errors import (
     ConfigError,
     GroupMissing,
     NotPermitted,
+    PartitionSealed,
     ScriptError,
     SlotMoved,
     SlotMoving,
@@ -111,8 +112,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return GroupMissing(text)
     if code == "WRONGTYPE":
         text = f"{text.rstrip('.')}. Another program has written a key of rsmq: `rsmq doctor` names it"
-    if "last possible ID" in text:
-        text = f"{text}. {LAST_ID}"
+    if "last possible ID" in text or " takes no entries" in text:
+        return PartitionSealed(f"{text.partition(' script: ')[0]}. {LAST_ID}")
     if text == "DB index is out of range":
         said = f"the server{where} has no such database: check the number at the end of RSMQ_URL"
         return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
@@ -150,8 +151,9 @@ def advise(reason: str, url: str) -> str:
 
 
 LAST_ID: Final = (
-    "Another program has written an entry with the highest id into the stream of this partition. When all groups have "
-    "handled what is there, delete its key (DEL): rsmq makes stream and groups again"
+    "If its topic was resized (`rsmq topic show`), publish to the partition that follows, and never delete this key. "
+    "Else another program has written an entry with the highest id: when all groups have handled what is there, delete "
+    "its key (DEL), and rsmq makes stream and groups again"
 )
 
 

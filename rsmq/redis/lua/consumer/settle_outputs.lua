@@ -26,7 +26,7 @@ can_write('XACK', KEYS[1], 'ZREM', KEYS[3])
 for index = 4, #KEYS do
   local write = index <= streams and 'XADD' or index <= zsets and 'ZADD' or 'SET'
   can_write(write, KEYS[index])
-  if write == 'XADD' then can_append(KEYS[index]) end
+  if write ~= 'SET' then can_append((KEYS[index]:gsub(':delayed$', ''))) end
   lengths[index] = redis.call(({ XADD = 'XLEN', ZADD = 'ZCARD', SET = 'EXISTS' })[write], KEYS[index])
 end
 

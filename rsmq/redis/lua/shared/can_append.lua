@@ -2,6 +2,6 @@
 local function can_append(stream)
   local found = redis.pcall('XINFO', 'STREAM', stream)
   if not found.err and dict(found)['last-generated-id'] == '18446744073709551615-18446744073709551615' then
-    error(redis.error_reply('ERR ' .. stream .. ' takes no entries: another client has written the largest id into it'))
+    error(redis.error_reply('ERR ' .. stream .. ' takes no entries any more'))
   end
 end

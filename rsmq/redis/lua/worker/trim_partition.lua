@@ -54,7 +54,8 @@ for _, name in ipairs(less(floor, limit) and groups or {}) do
 end
 local added, keep = stream['entries-added'], tonumber(ARGV[2])
 local newest = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
-if added > 0 and added - tonumber(newest[2] or 0) >= math.max(100, keep / 100) then
+local is_sealed = stream['last-generated-id'] == '18446744073709551615-18446744073709551615' -- it is no entry's id
+if added > 0 and not is_sealed and added - tonumber(newest[2] or 0) >= math.max(100, keep / 100) then
   redis.call('ZADD', KEYS[2], added, stream['last-generated-id'])
 end
 local cut = keep == 0 and limit or replay_start(KEYS[2], limit, keep, ARGV[1], waiting)

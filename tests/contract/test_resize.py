@@ -1,0 +1,295 @@
+"""A topic that grows while everything runs: nothing is lost, nothing comes twice, and each key keeps its order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy
+from rsmq.control import Cancelled
+from rsmq.redis.streams import reset_group
+from tests.contract.witness import ask, dies
+from tests.patience import until
+
+Make = Callable[..., Broker]
+
+
+class Ledger:
+    """What was published and handled: of each key, the numbers in order."""
+
+    def __init__(self) -> None:
+        self.published = defaultdict[str, list[int]](list)
+        self.handled = defaultdict[str, list[int]](list)
+        self.running = set[str]()
+
+    async def handle(self, number: int, message: Message) -> None:
+        key = message.key or ""
+        assert key not in self.running, f"two of {key} run at once"
+        self.running.add(key)
+        await anyio.lowlevel.checkpoint()
+        self.handled[key].append(number)
+        self.running.discard(key)
+
+    async def publish(self, broker: Broker, numbers: range, **options: Any) -> None:
+        """One message of each of eight keys for each number, all at once."""
+        for number in numbers:
+            async with anyio.create_task_group() as tasks:
+                for key in [f"k{n}" for n in range(8)]:
+                    self.published[key].append(number)
+                    tasks.start_soon(publish, broker, number, key)
+
+    @property
+    def is_complete(self) -> bool:
+        return sum(map(len, self.handled.values())) >= sum(map(len, self.published.values()))
+
+
+async def publish(broker: Broker, number: int, key: str) -> None:
+    await broker.publish("orders", number, key=key)
+
+
+async def resized(broker: Broker, topic: str, partitions: int) -> None:
+    """Resize, and wait until it is done: here, or by a worker."""
+    await broker.topics.resize(topic, partitions)
+
+    async def is_done() -> bool:
+        return (await broker.topics.existing(topic)).partitions == partitions
+
+    await until(is_done, f"{topic} has {partitions} partitions")
+
+
+async def sealed(broker: Broker, topic: str, partitions: int) -> None:
+    """Resize at once: nothing runs that has to know the new partitions."""
+    await broker.topics.resize(topic, partitions)
+    assert (await broker.topics.existing(topic)).partitions == partitions
+
+
+async def test_a_topic_grows_while_publishers_and_workers_go_on(make_broker: Make) -> None:
+    """Two resizes while keys are published: each message is handled once, and each key in order."""
+    broker, other = make_broker(partitions=2), make_broker()
+    ledger, late = Ledger(), Ledger()
+    broker.handler("orders", group="g", concurrency=16)(ledger.handle)
+    broker.handler("orders", group="late", concurrency=16)(late.handle)
+
+    async def publish_on(own: Broker, prefix: str) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            async with anyio.create_task_group() as tasks:
+                for key in [f"{prefix}{n}" for n in range(8)]:
+                    ledger.published[key].append(number)
+                    tasks.start_soon(publish, own, number, key)
+
+    stop = anyio.Event()
+    async with broker, other, broker.running(), anyio.create_task_group() as tasks:
+        await other.publish("orders", 0, key="a0")
+        ledger.published["a0"].append(0)
+        await broker.pause_group("orders", "late")
+        tasks.start_soon(publish_on, broker, "a")
+        tasks.start_soon(publish_on, other, "b")
+        for partitions, least in ((4, 20), (12, 40)):
+            await until(lambda least=least: len(ledger.handled["b3"]) > least, "it works")  # type: ignore[misc]
+            if partitions == 12:
+                await broker.resume_group("orders", "late")
+            await resized(other, "orders", partitions)
+        await until(lambda: len(ledger.handled["b3"]) > 60, "it goes on")
+        stop.set()
+        await until(lambda: ledger.is_complete, "all is handled")
+        assert ledger.handled == ledger.published
+        late.published = ledger.published
+        await until(lambda: late.is_complete, "the paused group has all")
+        assert late.handled == ledger.published
+        assert (await other.topics.existing("orders")).layout.current.numbers == range(6, 18)
+
+
+async def test_new_partitions_wait_for_those_before_and_then_run_elsewhere(make_broker: Make) -> None:
+    """What was published before is handled first; a second member gets partitions as soon as the group is past it."""
+    broker, second, outside = make_broker(partitions=1), make_broker(partitions=1), make_broker()
+    ledger, gate = Ledger(), anyio.Event()
+
+    async def handle(number: int, message: Message) -> None:
+        if number == 0:
+            await gate.wait()
+        await ledger.handle(number, message)
+
+    for each in (broker, second):
+        each.handler("orders", group="g", concurrency=16)(handle)
+    async with outside, broker, broker.running():
+        await ledger.publish(outside, range(2))
+        await resized(outside, "orders", 4)
+        await ledger.publish(outside, range(2, 4))
+        async with second, second.running():
+            assert broker.worker is not None
+            assert second.worker is not None
+            mine, theirs = broker.worker.consumers[0], second.worker.consumers[0]
+            await until(lambda: len(mine.lanes) + len(theirs.lanes) == 5, "all partitions have an owner")
+            assert not any(ledger.handled.values())
+            waiting = [lane for each in (mine, theirs) for lane in each.lanes.values() if lane.parents]
+            assert sorted(lane.partition for lane in waiting) == [1, 2, 3, 4]
+            gate.set()
+            await until(lambda: ledger.is_complete, "all is handled")
+            assert ledger.handled == ledger.published
+            await until(lambda: len(theirs.lanes) >= 2, "the second member has its share")
+
+
+async def test_a_reset_over_a_resize_begins_with_what_was_published_before_it(make_broker: Make) -> None:
+    """The new run handles each key in order, too, and so does a group that is made afterwards."""
+    broker, outside, third = make_broker(partitions=2), make_broker(), make_broker()
+    first, again, other = Ledger(), Ledger(), Ledger()
+    used = [first]
+
+    async def handle(number: int, message: Message) -> None:
+        await used[0].handle(number, message)
+
+    broker.handler("orders", group="g", concurrency=16)(handle)
+    third.handler("orders", group="other", start="earliest", concurrency=16)(other.handle)
+    async with outside:
+        async with broker, broker.running():
+            await first.publish(outside, range(3))
+            await resized(outside, "orders", 4)
+            await first.publish(outside, range(3, 6))
+            await until(lambda: first.is_complete, "all is handled")
+        used[0] = again
+        await reset_group(outside.client, outside.keys, await outside.topics.existing("orders"), "g", "earliest")
+        async with make_again(make_broker, handle) as broker, broker.running(), third, third.running():
+            again.published = other.published = first.published
+            await until(lambda: again.is_complete and other.is_complete, "both have all")
+    assert first.handled == again.handled == other.handled == first.published
+
+
+def make_again(make_broker: Make, handle: Callable[..., Any]) -> Broker:
+    """The same worker, started again."""
+    broker = make_broker()
+    broker.handler("orders", group="g", concurrency=16)(handle)
+    return broker
+
+
+async def test_ids_and_names_of_before_count_after_a_resize(make_broker: Make) -> None:
+    """An id is stored once, a name is held by one message: with its key, on both sides of a resize."""
+    broker = make_broker(partitions=2)
+    broker.handler("orders", group="g")(Ledger().handle)
+    async with broker:
+        async with broker.running():
+            pass
+        first = await broker.publish("orders", 1, key="a", message_id="one")
+        later = await broker.publish("orders", 2, key="b", message_id="two", delay="1h")
+        held = await broker.publish("orders", 3, key="c", unique="name")
+        edited = await broker.publish("orders", 4, key="d", unique="draft", delay="1h")
+        await sealed(broker, "orders", 4)
+        again = await broker.publish("orders", 1, key="a", message_id="one")
+        assert (first.is_new, again.is_new, later.is_new) == (True, False, True)
+        assert (await broker.publish("orders", 2, key="b", message_id="two", delay="1h")).is_new is False
+        assert (await broker.publish("orders", 1, key="z", message_id="one")).is_new is False
+        many = await broker.publish_many(
+            "orders", [1, 9], key=lambda _: "a", message_id=lambda n: {1: "one", 9: "nine"}[n]
+        )
+        assert [each.is_new for each in many] == [False, True]
+        kept = await broker.publish("orders", 5, key="c", unique="name")
+        assert (str(kept), kept.is_new) == (str(held), False)
+        assert (await broker.publish("orders", 6, key="c", unique="name", on_conflict="replace")).is_new is False
+        assert (await broker.publish("orders", 7, key="d", unique="draft", delay="1h")).is_new is False
+        assert (await broker.look(edited)).state == "delayed"
+
+
+async def test_delayed_messages_of_before_are_delivered_after_a_resize(make_broker: Make) -> None:
+    """Also cancelled, given another time, and with a name."""
+    broker, seen = make_broker(partitions=2), list[int]()
+
+    @broker.handler("orders", group="g")
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    async with broker:
+        async with broker.running():
+            pass
+        soon = [await broker.publish("orders", n, key=f"k{n}", delay="1h") for n in range(20)]
+        named = await broker.publish("orders", 20, key="k20", unique="n", delay="1h")
+        gone = await broker.publish("orders", 21, key="k21", delay="1h")
+        await sealed(broker, "orders", 6)
+        async with broker.running():
+            for ref in soon[:8]:  # before and after they have moved
+                await broker.reschedule(ref, delay="0s")
+            await until(lambda: len(seen) == 8, "they are handled")
+            assert isinstance(await broker.cancel(gone), Cancelled)
+            assert (await broker.publish("orders", 22, key="k20", unique="n")).is_new is False
+            for ref in [*soon[8:], named]:
+                await broker.reschedule(ref, delay="0s")
+            await until(lambda: len(seen) == 21, "all but the cancelled one are handled")
+            assert (await broker.publish("orders", 22, key="k20", unique="n")).is_new
+            await until(lambda: len(seen) == 22, "the name is free again")
+    assert sorted(seen) == [*range(21), 22]
+
+
+async def test_dead_letters_and_outputs_go_over_a_resize(make_broker: Make) -> None:
+    """A worker that knows the old partitions stores outputs in the new ones; old dead letters are replayed there."""
+    broker, outside = make_broker(partitions=2), make_broker(partitions=2)
+    seen, fails, gate = list[str](), [True], anyio.Event()
+
+    @broker.handler("in", group="g", ordering="none")
+    async def handle(text: str, message: Message) -> None:
+        if text == "held":
+            await message.publish("out", "first", key="a", message_id="given")
+            await message.publish("out", "second", key="b", delay="0s")
+            await gate.wait()
+        if text.startswith("bad") and fails[0]:
+            raise Reject("bad")
+        seen.append(text)
+
+    @broker.handler("out", group="g", retry=RetryPolicy(max_attempts=1))
+    async def take(text: str) -> None:
+        seen.append(text)
+
+    async with broker, outside, broker.running():
+        await outside.publish("out", "zero", key="a")
+        await broker.publish("in", "bad", key="b")
+        await dies(broker, "in", "g", 1)
+        await broker.publish("in", "held", key="h")
+        await until(lambda: "zero" in seen, "the topic is used")
+        assert broker.worker is not None
+        await until(lambda: any(each.running for each in broker.worker.consumers), "its outputs wait")
+        for topic in ("in", "out"):
+            await resized(outside, topic, 4)
+        gate.set()
+        await until(lambda: {"held", "first", "second"} <= {*seen}, "they are stored in the new partitions")
+        topic = await outside.topics.existing("out")
+        lengths = [
+            await ask(outside, "XLEN", outside.keys.stream("out", number)) for number in topic.layout.current.numbers
+        ]
+        assert sum(lengths) == 2
+        assert (await outside.publish("out", "first", key="a", message_id="given")).is_new is False
+        fails[0] = False
+        assert await outside.dead_letters.replay(await outside.topics.existing("in"), "g") == 1
+        await until(lambda: "bad" in seen, "it is replayed")
+
+
+async def test_what_keeps_a_topic_from_growing_is_said(make_broker: Make) -> None:
+    """A number that is no multiple, bands, two at once; and what it waits for."""
+    broker = make_broker(partitions=4)
+    broker.handler("orders", group="g")(Ledger().handle)
+    async with broker:
+        async with broker.running():
+            pass
+        for number in (2, 4 + 1, 2048):
+            with pytest.raises(ConfigError, match="Use 8, 12, 16"):
+                await broker.topics.resize("orders", number)
+        await broker.publish("orders", 1, key="a")
+        await sealed(broker, "orders", 8)
+        await broker.topics.resize("orders", 16)
+        found = await broker.topics.existing("orders")
+        assert found.layout.following is not None
+        assert "have not handled" in await broker.topics.go_on_with_resize("orders")
+        with pytest.raises(ConfigError, match="is being resized to 16"):
+            await broker.topics.resize("orders", 24)
+        assert await broker.topics.abort_resize("orders")
+        assert not await broker.topics.abort_resize("orders")
+        with pytest.raises(ConfigError, match="can have no bands"):
+            await broker.topics.set_bands("orders", ("urgent", "normal"))
+        assert await ask(broker, "HGET", broker.keys.topic("orders"), "partitions") == b"resized, see layout"
+        assert await broker.topics.ensure("orders", 4)
+        assert await broker.topics.ensure("orders", 8)
+        with pytest.raises(ConfigError, match="topic resize orders"):
+            await broker.topics.ensure("orders", 5)
