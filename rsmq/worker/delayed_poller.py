@@ -153,10 +153,10 @@ class DelayedPoller:
         if topic is None or not topic.layout.is_sealed(partition):
             return False
         delayed, unique = self._keys.delayed(name, partition), self._keys.unique(name, partition)
-        while page := await self._client.execute_command("ZRANGE", delayed, 0, MOST_AT_ONCE - 1, "WITHSCORES"):
+        while page := await self._client.execute_command("ZRANGE", delayed, 0, MOST_AT_ONCE - 1):
             targets = dict[int, list[bytes]]()
-            for packed, score in zip(page[::2], page[1::2], strict=True):
-                targets.setdefault(target_of(topic, packed), []).extend((packed, score))
+            for packed in page:
+                targets.setdefault(target_of(topic, packed), []).append(packed)
             for target, args in targets.items():
                 keys = (delayed, self._keys.delayed(name, target), unique, self._keys.unique(name, target))
                 await MOVE_DELAYED(self._client, keys, args)

@@ -95,7 +95,7 @@ class ResizeMoves(BandMoves):
                     while world.members[at].program:
                         _, world, _ = next(self._step(world, at, world.members[at]))
                 if process.role == "worker" and not process.left:  # it has stopped, and its group is there
-                    stopped = world.members[at]._replace(is_up=False, is_alive=False)
+                    stopped = process._replace(is_up=False, is_alive=False)
                     alive = KEYS.alive(NAME, process.group, process.name)
                     world = self._done(with_process(world, at, stopped), ("DEL", alive))
         return world
@@ -292,6 +292,6 @@ RESIZE_EDITS: Final = (
     ),
     Edit(
         "publishers stay where they were", REFUSED, Layout, "block_of",
-        'block.state == "open"', 'block.state in ("open", "sealed")',
+        'for state in ("open", "added")', 'for state in ("sealed", "open", "added")',
     ),
 )  # fmt: skip
