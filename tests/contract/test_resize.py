@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -293,3 +295,42 @@ async def test_what_keeps_a_topic_from_growing_is_said(make_broker: Make) -> Non
         assert await broker.topics.ensure("orders", 8)
         with pytest.raises(ConfigError, match="topic resize orders"):
             await broker.topics.ensure("orders", 5)
+
+
+async def test_ticks_of_a_schedule_go_over_a_resize(make_broker: Make) -> None:
+    """None is missing, and none is published twice: the records stay where they were."""
+    broker, outside, seen = make_broker(partitions=2), make_broker(), list[datetime]()
+
+    @broker.every(timedelta(milliseconds=100), "ticks")
+    def clock(at: datetime) -> str:
+        return at.isoformat()
+
+    @broker.handler("ticks", group="g")
+    async def handle(text: str) -> None:
+        seen.append(datetime.fromisoformat(text))
+
+    async with broker, outside, broker.running():
+        await until(lambda: len(seen) > 3, "it ticks")
+        await resized(outside, "ticks", 6)
+        before = len(seen)
+        await until(lambda: len(seen) > before + 10, "it ticks on")
+    assert sorted(set(seen)) == sorted(seen)
+    steps = {later - earlier for earlier, later in itertools.pairwise(sorted(seen))}
+    assert steps == {timedelta(milliseconds=100)}
+
+
+async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: Make) -> None:
+    """A worker knows it: numbers of partitions are a text again, and what comes next goes to the new ones."""
+    broker = make_broker(partitions=2)
+    broker.handler("orders", group="g")(Ledger().handle)
+    async with broker, broker.running():
+        await resized(broker, "orders", 4)
+        key, assigned = broker.keys.topic("orders"), broker.worker
+        assert assigned is not None
+        await until(lambda: assigned.consumers[0].topic.layout.is_resized, "the worker knows it")
+        await ask(broker, "HDEL", key, "layout")
+        await ask(broker, "HSET", key, "partitions", 2)
+        await assigned.consumers[0].follow()
+        assert await ask(broker, "HGET", key, "partitions") == b"resized, see layout"
+        found = await broker.topics.existing("orders")
+        assert (await broker.publish("orders", 1, key="a")).partition_number in found.layout.current.numbers

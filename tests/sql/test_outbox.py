@@ -6,7 +6,9 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -17,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from rsmq import Broker, ConfigError, Message, Settings
-from rsmq.errors import NotJson, TooLarge
+from rsmq.errors import NotJson, PartitionSealed, TooLarge
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
 from rsmq.redis.server_context import ServerContext
@@ -272,6 +274,40 @@ async def test_a_relay_that_dies_between_publish_and_delete_repeats_nothing(
     assert sorted(map(int, await published(client, keys))) == list(range(250))
     remembered = [await client.execute_command("HGET", keys.relayed("orders", each), "rows|db") for each in range(8)]
     assert sum(map(len, remembered)) == 100 * 16, "only the rows of the last batch"
+
+
+async def test_rows_that_were_relayed_before_a_resize_are_not_relayed_again(
+    relays: tuple[Outbox, list[OutboxRelay]],
+    pg: AsyncEngine,
+    client: Client,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay has died before it could delete them. The next one asks the partitions of before, which are sealed."""
+    outbox, (first, second, _) = relays
+    async with pg.begin() as connection:
+        for number in range(50):
+            await outbox.publish(connection, "orders", number)
+
+    async def die(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(first, "_remove", die)
+    with pytest.raises(RuntimeError):
+        await first.relay_once(1)
+    await Topics(client, keys, Settings()).resize("orders", 16)
+    async with pg.begin() as connection:
+        for number in range(50, 90):
+            await outbox.publish(connection, "orders", number)
+    with suppress(PartitionSealed):  # this relay knew the topic
+        await second.relay_once(2)
+    await second.relay_once(2)
+    assert (await outbox.status()).backlog == 0
+    streams = [keys.stream("orders", number) for number in range(24)]
+    found = [await client.execute_command("XRANGE", stream, "-", "+") for stream in streams]
+    values = [[int(fields[1]) for _, fields in entries] for entries in found]
+    assert sorted(chain(*values[:8])) == list(range(50))
+    assert sorted(chain(*values[8:])) == list(range(50, 90))
 
 
 async def test_a_relay_that_wakes_up_late_can_publish_nothing(
