@@ -522,6 +522,12 @@ class MembersOnce(Once):
         self.lifetimes: dict[str, int] = {}
         self.known: dict[str, bytes] = {}
 
+    def learn(self, before: Batch, message_id: str, entry: Any) -> None:
+        assert isinstance(before, MembersOnce)
+        super().learn(before, message_id, entry)
+        self.lifetimes[message_id] = before.lifetimes.get(message_id, 0)
+        self.known = before.known
+
     def commands(self) -> list[bytes]:
         self._note_sent()
         packed = []
@@ -546,6 +552,12 @@ class MembersDelay(Delay):
         super().__init__(*args, **options)
         self.lifetimes: dict[str, int] = {}
         self.known: dict[str, bytes] = {}
+
+    def learn(self, before: Batch, message_id: str, entry: Any) -> None:
+        assert isinstance(before, MembersDelay)
+        super().learn(before, message_id, entry)
+        self.lifetimes[message_id] = before.lifetimes.get(message_id, 0)
+        self.known = before.known
 
     def commands(self) -> list[bytes]:
         self._note_sent()

@@ -83,6 +83,8 @@ async def seal(client: Client, keys: Keys, topic: LaidOut) -> str:
     word, *rest = await RESIZE_TOPIC(client, names, args)
     if word == b"GROUPS":
         return f"group {text(rest[0])} was made meanwhile"
+    if word == b"IN_USE" and text(rest[0]) == keys.topic(topic.name):
+        return "nothing: a topic with batches, or with callbacks of some, cannot be resized. Give it up with --abort"
     if word == b"IN_USE":
         return (
             f"{text(rest[0])}, which remembers what a job has stored (a sink of Spark with idempotence=marker, a "

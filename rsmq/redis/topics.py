@@ -356,7 +356,7 @@ class Topics:
 
         Messages of a key stay in order: what was published before is handled first. The new partitions are added, and
         used when every live member knows them; then `layout.following` is None. A worker goes on if this process ends.
-        Raises ConfigError where it is not possible: on a cluster, with bands, while another resize waits.
+        Raises ConfigError where it is not possible: on a cluster, with bands or batches, while another resize waits.
         """
         if self._client.is_cluster:
             raise ConfigError(
@@ -375,6 +375,8 @@ class Topics:
                 )
             if added is not None:
                 break
+            if name in self._with_batches:
+                raise ConfigError(f"topic {name!r} has, or had, batches or their callbacks, and cannot be resized")
             wanted = topic.layout.with_partitions(partitions)
             if await change_layout(self._client, self._keys, name, topic.layout, wanted):
                 break

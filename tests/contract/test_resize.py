@@ -295,6 +295,9 @@ async def test_what_keeps_a_topic_from_growing_is_said(make_broker: Make) -> Non
         assert await broker.topics.ensure("orders", 8)
         with pytest.raises(ConfigError, match="topic resize orders"):
             await broker.topics.ensure("orders", 5)
+        await ask(broker, "HSET", broker.keys.topic("orders"), "batches", 1)
+        with pytest.raises(ConfigError, match="batches"):
+            await broker.topics.resize("orders", 16)
 
 
 async def test_ticks_of_a_schedule_go_over_a_resize(make_broker: Make) -> None:

@@ -57,6 +57,9 @@ async def test_resize_topic_changes_nothing_where_something_would_be_lost(client
     assert await resize(client, keys, read="other") == [b"CHANGED"]
     assert await resize(client, keys) == [b"GROUPS", b"g"]
     await client.execute_command("XGROUP", "CREATE", keys.stream("t", 5), "g", "0", "MKSTREAM")
+    await client.execute_command("HSET", keys.topic("t"), "batches", "1")
+    assert await resize(client, keys) == [b"IN_USE", keys.topic("t").encode()]
+    await client.execute_command("HDEL", keys.topic("t"), "batches")
     await client.execute_command("HSET", keys.jobs("t", 1), "job|0", "1")
     assert await resize(client, keys) == [b"IN_USE", keys.jobs("t", 1).encode()]
     assert await client.execute_command("XADD", keys.stream("t", 1), "*", "data", "2")

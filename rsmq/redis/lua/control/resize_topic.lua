@@ -4,7 +4,7 @@
 -- ARGV     1 the layout that was read  2 the new one  3 what `partitions` becomes  4 partitions to seal:int
 -- RETURNS  {'OK'}, {'CHANGED'} (another layout is there), {'GONE'}, {'GROUPS', group} (it is not in every partition that
 --          follows) or {'IN_USE', key} (a job has marks there, which the partitions that
---          follow would not know)
+--          follow would not know; the topic hash: it has batches)
 -- WHY      After XSETID to the largest id the server refuses every XADD to a stream, of any client, also after a restart
 --          and a failover. Its messages stay, and are read, settled and trimmed as before. All happens in one step,
 --          so no topic is half resized, and a call that is repeated after a lost reply, or that comes late, meets another
@@ -15,6 +15,7 @@
 local found = redis.call('HMGET', KEYS[1], 'partitions', 'layout')
 if not found[1] then return { 'GONE' } end
 if found[2] ~= ARGV[1] then return { 'CHANGED' } end
+if redis.call('HEXISTS', KEYS[1], 'batches') == 1 then return { 'IN_USE', KEYS[1] } end
 local sealed, largest = 3 * ARGV[4] + 1, '18446744073709551615-18446744073709551615'
 local function groups_of(stream)
   local rows, names = redis.pcall('XINFO', 'GROUPS', stream), {}
