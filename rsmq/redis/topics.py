@@ -433,7 +433,8 @@ class Topics:
             if wanted is topic.layout:
                 return topic
             log.warning("topic %s has lost its layout of version %d: written again", topic.name, known.layout.version)
-            if await change_layout(self._client, self._keys, topic.name, topic.layout, wanted):
+            is_stored = await change_layout(self._client, self._keys, topic.name, topic.layout, wanted)
+            if is_stored:
                 await seal_again(self._client, self._keys, known)
 
     async def _create(self, name: str, layout: Layout) -> Topic:
