@@ -35,7 +35,7 @@ UNKNOWN: Final = "lost-"
 """What the name of a band begins with whose layout the server has lost, and no member knows; its first number follows.
 Such a block is closed, and read."""
 RESIZED: Final = "resized, see layout"
-"""What the field `partitions` of a topic has after its first resize: a client that computes partitions from it stops."""
+"""The field `partitions` of a topic after the first resize: a client that computes partitions from it stops."""
 
 BlockState = Literal["added", "open", "closed", "sealed"]
 """`added`: members read it, publishers wait until all of them do. `closed`: nothing more is published to it. `sealed`:
