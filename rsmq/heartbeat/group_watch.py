@@ -16,7 +16,7 @@ WATCHERS = 8
 TIMES_DIFFERENT: Final = 2
 """Looks in a row that must count another number of members, before all of them are read: news may be on its way."""
 STAND_IN_LEASES: Final = 2
-"""Leases for which a member stays a watcher that became one because nobody looked: the watchers are removed within
+"""Leases for which a member stays a watcher that became one because no other one looked: the watchers are removed within
 them if they are dead or paused."""
 
 
@@ -91,7 +91,7 @@ class GroupWatch:
 
     def glanced(self, now: float, *, is_counted: bool, is_watched: bool) -> bool:
         """Whether the server has as many members as this one knows, and whether some member has looked at all of them.
-        True: nobody has, so glance again after a short pause, which decides who stands in."""
+        True: no watcher has, so glance again after a short pause, which decides who stands in."""
         self._different = 0 if is_counted else self._different + 1
         self._unwatched = 0 if is_watched else self._unwatched + 1
         if self._unwatched >= 2:

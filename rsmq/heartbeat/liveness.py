@@ -92,7 +92,7 @@ class Liveness:
             self._missing_since.pop(member, None)
 
     def left(self, members: Collection[str]) -> None:
-        """They said so after the last `saw_members`, or somebody has removed them."""
+        """They said so after the last `saw_members`, or another member has removed them."""
         self._known = self._known.difference(members) | {self._member}
         for member in members:
             self._missing_since.pop(member, None)

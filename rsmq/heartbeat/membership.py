@@ -38,7 +38,7 @@ GONE_SECONDS: Final = 0.2
 LOOKS_PROVED: Final = 4
 """Looks of a watcher for which one proof that it looks is enough."""
 STAND_IN_PAUSE: Final = 0.5
-"""At most so many seconds, by chance, until a member that finds that nobody looks asks once more: then few stand in."""
+"""At most so many seconds, by chance, until a member that finds no watcher asks once more: then few stand in."""
 LOOKS_A_SECOND: Final = 500
 """How many members of a large group read all members at a time, when all have a reason to."""
 
@@ -103,7 +103,7 @@ class Membership:
 
     In a group of more than eight, eight watch all others (`GroupWatch`): they look at the presence of all, and at all
     heartbeat keys, and tell who is silent. The others ask at each heartbeat for the number of members and whether
-    somebody watches. They hear who joins and leaves, and look at those that are said to be silent.
+    a watcher is there. They hear who joins and leaves, and look at those that are said to be silent.
     """
 
     def __init__(
@@ -364,7 +364,7 @@ class Membership:
                 await self._client.execute_command("SET", key, self._member, "PX", lasts)
 
     async def _check_members(self, heard: list[tuple[str, tuple[str, ...]]]) -> None:
-        """Read all members. `heard` gets what is told meanwhile: it may be newer than what is read."""
+        """Read all members. `heard` gets what is announced meanwhile: it may be newer than what is read."""
         about = self._topic, self._group
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
         asked = monotonic()

@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from rsmq.cli import make_app
+from rsmq.model.keys import Keys
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server, wait_until
 
@@ -355,7 +356,7 @@ def test_member_is_let_end(cli: Cli, app: Path, start: Start, server: Server, pr
     assert worker.end() == 0
     assert cli("member", word, member, "--yes").returncode == 1
     with server.client() as redis:
-        entries = [fields for _, fields in redis.xrange(f"{prefix}:audit")]
+        entries = [fields for _, fields in redis.xrange(Keys(prefix).audit)]
     assert [each["phase"] for each in entries] == ["begin", "end"]
     assert entries[0]["what"] == f"{word}-process"
     assert entries[1]["result"] == f"{member} is asked to {word}"

@@ -164,7 +164,7 @@ async def test_hint_about_a_live_member_makes_nobody_absent(
 async def test_death_of_all_watchers_is_noticed(
     client: Client, connector: Connector, quick: Settings, is_paused: bool
 ) -> None:
-    """They die, or a pause leaves their sockets open: then somebody stands in, and finds who has died meanwhile."""
+    """They die, or a pause leaves their sockets open: then a member stands in, and finds who has died meanwhile."""
     (watcher,) = watchers_of(NAMES, SALT)
     async with large(client, connector, quick, blind=watcher if is_paused else "") as group:
         dead = [group.others[0], *([] if is_paused else [watcher])]

@@ -32,6 +32,7 @@ TOP: Final = """\
 """
 PRINTED: Final = {
     "batch": ("rsmq.control.batches:BatchStatus",),
+    "bodies": ("rsmq.control.bodies:TopicBodies",),
     "client": ("rsmq.persistence.mqtt_clients:MqttClient",),
     "device": ("rsmq.persistence:Device",),
     "doctor": ("rsmq.inspector.state:ServerState",),

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- PURPOSE  Read what a member of a large group needs at each heartbeat, while others look at all its members.
--- KEYS     1 set of member ids  2 group hash  3 whether somebody looks at all members
+-- KEYS     1 set of member ids  2 group hash  3 whether a watcher looks at all members
 -- ARGV     none
 -- RETURNS  {seconds, microseconds (the server's clock), paused ('1' or ''), holds or '', members:int, watched:0|1}
 -- WHY      A look at each of 1 000 members costs the server a millisecond, and 1 000 members ask at every heartbeat.
