@@ -356,7 +356,10 @@ def test_member_is_let_end(cli: Cli, app: Path, start: Start, server: Server, pr
     assert worker.end() == 0
     assert cli("member", word, member, "--yes").returncode == 1
     with server.client() as redis:
-        entries = [fields for _, fields in redis.xrange(Keys(prefix).audit)]
+        entries = [
+            {name.decode(): value.decode() for name, value in fields.items()}
+            for _, fields in redis.xrange(Keys(prefix).audit)
+        ]
     assert [each["phase"] for each in entries] == ["begin", "end"]
     assert entries[0]["what"] == f"{word}-process"
     assert entries[1]["result"] == f"{member} is asked to {word}"

@@ -41,6 +41,7 @@ SMOKE: Final = {
     "import rsmq.django",
     "mqtt": "from rsmq.gateway import Gateway, GatewayOptions",
     "codecs": "from rsmq.codecs import Encrypt, Keyring, Zstd; Zstd()",
+    "offload": "from rsmq.codecs import Offload; Offload('memory://bodies')",
     "avro": "import rsmq.model.formats, fastavro",
     "all": "import rsmq.gateway, rsmq.sql, rsmq.dashboard, rsmq.pipeline, rsmq.codecs",
 }
