@@ -16,7 +16,7 @@ WATCHERS = 8
 TIMES_DIFFERENT: Final = 2
 """Looks in a row that must count another number of members, before all of them are read: news may be on its way."""
 STAND_IN_LEASES: Final = 2
-"""Leases for which a member stays a watcher that became one because no other one looked: the watchers are removed within
+"""Leases for which a member stays a watcher that became one because none looked: the watchers are removed within
 them if they are dead or paused."""
 
 
