@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 
 from rsmq.heartbeat.heartbeat import Heartbeat
@@ -31,6 +32,7 @@ class Member:
         self.membership = Membership(client, self.keys, settings, name, TOPIC, GROUP, ask)
         self.leases = Leases(client, self.keys, settings, name)
         self.lost: list[Lease] = []
+        self._looking = anyio.CancelScope()
 
     async def take(self, absent: frozenset[str] = frozenset()) -> Lease | None:
         """Take the lease of partition 0 and have it renewed."""
@@ -39,8 +41,15 @@ class Member:
             self.heartbeat.renew(lease, self.lost.append)
         return lease
 
+    async def look(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Watch the group until it vanishes."""
+        with self._looking:
+            await self.membership.run(task_status=task_status)
+
     async def vanish(self) -> None:
-        """End both threads without withdrawing: the sockets close like those of a killed process."""
+        """End the view and both threads without withdrawing: like a killed process, it looks at nothing and says
+        nothing more, and its sockets close."""
+        self._looking.cancel()
         await anyio.to_thread.run_sync(self.heartbeat.stop)
 
 
@@ -62,7 +71,7 @@ async def member(
             view = one.membership
             await one.heartbeat.join(TOPIC, GROUP, {"handler": "h"}, view.refresh, on_news=view.hear)
             if sees:
-                await tasks.start(view.run)
+                await tasks.start(one.look)
             yield one
             tasks.cancel_scope.cancel()
     finally:

@@ -23,6 +23,7 @@ from tests.unchecked import unchecked
 
 SALT = f"{TOPIC}/{GROUP}"
 NAMES = [f"host{number % 3}-{number}-x" for number in range(5)]
+LOOKS_PROVED = "rsmq.heartbeat.membership.LOOKS_PROVED"
 
 
 def test_watchers_are_eight_of_different_hosts() -> None:
@@ -106,9 +107,10 @@ async def large(client: Client, connector: Connector, settings: Settings, blind:
 
 @pytest.fixture
 def quick(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """One watcher, and short times."""
+    """One watcher, and short times. Nobody stands in while its first proof lasts, however slow the machine is."""
     monkeypatch.setattr(group_watch, "WATCHERS", 1)
     monkeypatch.setattr("rsmq.heartbeat.membership.STAND_IN_PAUSE", 0.1)
+    monkeypatch.setattr(LOOKS_PROVED, 1_000_000)
 
     def looked(watch: GroupWatch, _now: float, _members: int) -> None:
         watch._different, watch._full_look_at = 0, float("inf")
@@ -122,9 +124,10 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_members_that_are_no_watchers_read_no_member_for_a_leave(
-    client: Client, connector: Connector, quick: Settings
+    client: Client, connector: Connector, quick: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They hear of it. At rest they ask for the number of members only, and the watcher reads all."""
+    monkeypatch.setattr(group_watch, "TIMES_DIFFERENT", 1_000_000)  # the news may be on its way for long
     async with large(client, connector, quick) as group:
         await until(lambda: all(group.asked[each][LOOK_AT_GROUP] > 2 for each in group.others), "they ask for it")
         for counts in group.asked.values():
@@ -162,9 +165,10 @@ async def test_hint_about_a_live_member_makes_nobody_absent(
 
 @pytest.mark.parametrize("is_paused", [False, True])
 async def test_death_of_all_watchers_is_noticed(
-    client: Client, connector: Connector, quick: Settings, is_paused: bool
+    client: Client, connector: Connector, quick: Settings, is_paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They die, or a pause leaves their sockets open: then a member stands in, and finds who has died meanwhile."""
+    monkeypatch.setattr(LOOKS_PROVED, 4)
     (watcher,) = watchers_of(NAMES, SALT)
     async with large(client, connector, quick, blind=watcher if is_paused else "") as group:
         dead = [group.others[0], *([] if is_paused else [watcher])]
@@ -172,6 +176,20 @@ async def test_death_of_all_watchers_is_noticed(
             await group.members[each].vanish()
         alive = [each for each in NAMES if each not in dead]
         await until(lambda: group.see(alive, [*dead, watcher]), "all have noticed")
+
+
+async def test_watcher_tells_who_was_silent_before_it_watched(
+    client: Client, connector: Connector, quick: Settings
+) -> None:
+    """It has found two members silent for a reason of its own. One was the watcher, and this one is the next."""
+    (watcher,) = watchers_of(NAMES, SALT)
+    gone, *alive = (each for each in NAMES if each != watcher)
+    (following,) = watchers_of(alive, SALT)
+    async with large(client, connector, quick) as group:
+        for each in (watcher, gone):
+            await group.members[each].vanish()
+        group.members[following].membership.hear("missed", ())
+        await until(lambda: group.see(alive, [watcher, gone]), "it has told the others")
 
 
 async def test_member_that_misses_announcements_sees_who_has_died(
