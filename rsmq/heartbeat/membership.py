@@ -23,7 +23,7 @@ from rsmq.model.record import exact_text, whole
 from rsmq.model.settings import Settings, heartbeat_interval
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce, listeners, tell_news
-from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, Ask
+from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, PROVE_WATCH, Ask
 
 log = logging.getLogger("rsmq.membership")
 
@@ -359,9 +359,8 @@ class Membership:
         interval = self._presence_interval if self._watches_presence else self._interval
         if monotonic() - self._proved_at >= interval * LOOKS_PROVED / 2:
             self._proved_at = monotonic()
-            key, lasts = self._keys.watched(self._topic, self._group), round(interval * LOOKS_PROVED * 1000)
-            if not await self._client.execute_command("PEXPIRE", key, lasts):  # it works without free memory, too
-                await self._client.execute_command("SET", key, self._member, "PX", lasts)
+            lasts, watched = round(interval * LOOKS_PROVED * 1000), self._keys.watched(self._topic, self._group)
+            await PROVE_WATCH(self._client, [watched], [self._member, lasts])
 
     async def _check_members(self, heard: list[tuple[str, tuple[str, ...]]]) -> None:
         """Read all members. `heard` gets what is announced meanwhile: it may be newer than what is read."""

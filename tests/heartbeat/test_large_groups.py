@@ -107,7 +107,7 @@ async def large(client: Client, connector: Connector, settings: Settings, blind:
 
 @pytest.fixture
 def quick(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """One watcher, and short times. Nobody stands in while its first proof lasts, however slow the machine is."""
+    """One watcher, and short times. No member stands in while its first proof lasts, however slow the machine is."""
     monkeypatch.setattr(group_watch, "WATCHERS", 1)
     monkeypatch.setattr("rsmq.heartbeat.membership.STAND_IN_PAUSE", 0.1)
     monkeypatch.setattr(LOOKS_PROVED, 1_000_000)
@@ -176,6 +176,23 @@ async def test_death_of_all_watchers_is_noticed(
             await group.members[each].vanish()
         alive = [each for each in NAMES if each not in dead]
         await until(lambda: group.see(alive, [*dead, watcher]), "all have noticed")
+
+
+async def test_death_is_noticed_while_the_server_has_no_memory(
+    client: Client, connector: Connector, quick: Settings
+) -> None:
+    """The proof that a member looks at all others is written all the same, so what was seen counts."""
+    (watcher,) = watchers_of(NAMES, SALT)
+    key = Keys(quick.prefix).watched(TOPIC, GROUP)
+    async with large(client, connector, quick) as group:
+        await group.members[watcher].vanish()
+        await client.execute_command("CONFIG", "SET", "maxmemory", "1")
+        try:
+            await client.execute_command("DEL", key)
+            await until(lambda: group.see(group.others, [watcher]), "all have noticed")
+            assert await client.execute_command("EXISTS", key) == 1
+        finally:
+            await client.execute_command("CONFIG", "SET", "maxmemory", "0")
 
 
 async def test_watcher_tells_who_was_silent_before_it_watched(

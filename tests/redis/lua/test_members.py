@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS
+from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, PROVE_WATCH
 
 pytestmark = pytest.mark.anyio
 
@@ -63,3 +63,12 @@ async def test_look_at_group_counts_members_and_says_whether_one_watches(client:
     seconds, _, *found = await LOOK_AT_GROUP(client, names, ())
     assert found == [b"1", b"n 5", 3, 1]
     assert int((await client.execute_command("TIME"))[0]) - int(seconds) < 600
+
+
+async def test_prove_watch_lasts_for_its_time_again_with_each_call(client: Client, keys: Keys) -> None:
+    """It names the member that looked last."""
+    key = keys.watched("t", "g")
+    for member, lasts in (("a", 600_000), ("b", 900_000)):
+        assert await PROVE_WATCH(client, [key], [member, lasts]) == b"OK"
+        assert await client.execute_command("GET", key) == member.encode()
+        assert lasts - 300_000 < await client.execute_command("PTTL", key) <= lasts
