@@ -52,6 +52,9 @@ class SyncTopics(Blocking):
     delete = blocking(Topics.delete)
     set_bands = blocking(Topics.set_bands)
     open_bands = blocking(Topics.open_bands)
+    resize = blocking(Topics.resize)
+    abort_resize = blocking(Topics.abort_resize)
+    go_on_with_resize = blocking(Topics.go_on_with_resize)
 
 
 class SyncSchedules(Blocking):

@@ -170,7 +170,7 @@ class GatewayRun(ScenarioRun):
             await asyncio.gather(*self._tasks)
         await self.until(lambda: len(self.ledger.commits()) >= sum(map(len, self._names.values())), "all is handled")
         await self.until_settled()
-        dead = await self._dead()
+        dead = await self.dead()
         handled = list(self.ledger.events())
         findings, number = list[Finding](), 0
         for events, once in (

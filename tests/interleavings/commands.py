@@ -228,7 +228,7 @@ def _settle(command: Command, *numbers: int) -> Wire:
     lane = _lane(command, *numbers)
     for number, attempts in command.retried:
         lane.note_retry(stream_id(number), attempts)
-    keys, args = _settler(command)._settling([(lane, [stream_id(number) for number in numbers])])
+    _, keys, args = _settler(command)._settling([(lane, [stream_id(number) for number in numbers])])
     return SETTLE_MESSAGES.command(keys, args)
 
 

@@ -320,7 +320,7 @@ WEAKENINGS: Final = (
     ),
     Weakening(
         "settle_outputs", "acknowledges before a sealed stream refuses", OUTPUTS_REFUSED,
-        "if write == 'XADD' then can_append(KEYS[index]) end", "",
+        "if write ~= 'SET' then can_append((KEYS[index]:gsub(':delayed$', ''))) end", "",
     ),
     Weakening(
         "settle_outputs", "acknowledges before a right is refused", OUTPUTS_REFUSED,

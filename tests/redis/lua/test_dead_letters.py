@@ -98,7 +98,13 @@ async def test_reset_group_starts_at_the_given_position(
     await partition.call("XADD", partition.dlq, "*", "data", "x")
     position = ids[1] if start == "second" else start
     for epoch in (b"8", b"9"):
-        own = (partition.retry, partition.cancels, partition.cancelled, f"{partition.lease}:waits")
+        own = (
+            partition.retry,
+            partition.cancels,
+            partition.cancelled,
+            f"{partition.lease}:waits",
+            f"{partition.lease}:calls",
+        )
         keys = (partition.stream, partition.lease, *own)
         assert await RESET_GROUP(partition.client, keys, (GROUP, position)) == b"OK"
         assert await partition.pending() == 0
@@ -115,7 +121,13 @@ async def test_reset_group_starts_at_the_given_position(
 async def test_reset_group_without_a_stream_creates_both(partition: Partition) -> None:
     """Neither the stream nor the group has to exist."""
     for _ in range(2):
-        own = (partition.retry, partition.cancels, partition.cancelled, f"{partition.lease}:waits")
+        own = (
+            partition.retry,
+            partition.cancels,
+            partition.cancelled,
+            f"{partition.lease}:waits",
+            f"{partition.lease}:calls",
+        )
         keys = (partition.stream, partition.lease, *own)
         assert await RESET_GROUP(partition.client, keys, (GROUP, "0")) == b"OK"
     assert await partition.pending() == 0

@@ -323,6 +323,7 @@ async def test_a_reset_of_a_group_with_a_lease_of_words(partition: Partition, ke
         keys.cancels(*at),
         keys.cancelled(*at),
         keys.waits(*at),
+        keys.calls(*at),
     )
     await partition.call("HSET", partition.lease, "epoch", value, "run", value)
     now = await partition.now_ms()
