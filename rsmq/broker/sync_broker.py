@@ -55,6 +55,7 @@ class SyncTopics(Blocking):
     resize = blocking(Topics.resize)
     abort_resize = blocking(Topics.abort_resize)
     go_on_with_resize = blocking(Topics.go_on_with_resize)
+    unaware_of_resize = blocking(Topics.unaware_of_resize)
 
 
 class SyncSchedules(Blocking):
