@@ -11,11 +11,22 @@ import anyio
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, BrokerUnavailable, Burial, ConfigError, Fallback, Message, Reject, RetryPolicy, Router
+from rsmq import (
+    Broker,
+    BrokerUnavailable,
+    Burial,
+    Concurrency,
+    ConfigError,
+    Fallback,
+    Message,
+    Reject,
+    RetryPolicy,
+    Router,
+)
 from rsmq.consumer.settling.settler import Settler
 from rsmq.model.message import MessageOrigin, becomes_dead
 from rsmq.redis.scripts import SETTLE_OUTPUTS
-from tests.contract.witness import Witness, ask, dies, letters_of, settled
+from tests.contract.witness import PATIENCE, Witness, ask, dies, letters_of, settled
 from tests.patience import until
 
 TWICE = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
@@ -334,6 +345,75 @@ async def test_a_full_fallback_topic_holds_back_the_settlement(broker: Broker, w
         await settled(broker, "push")
         assert [message.data for message in await stored(broker, "sms")] == [b"0", b"1"]
     assert witness.seen == ["push"]
+
+
+@pytest.mark.parametrize("form", ["single", "batch", "retry in a batch", "digest", "permit", "whole partition"])
+async def test_next_message_of_a_key_waits_until_the_one_before_is_handed_on(
+    broker: Broker, witness: Witness, monkeypatch: Any, form: str
+) -> None:
+    """If the worker died before the server knows of it, the first one would start again after the second. Other keys
+    go on, also with one slot; only a batch with a message to retry behind it keeps its slot."""
+    asked, is_asked, may_go_on = Settler.ask, anyio.Event(), anyio.Event()
+
+    async def late(self: Settler, script: Any, *command: Any) -> Any:
+        if script is SETTLE_OUTPUTS:
+            is_asked.set()
+            await may_go_on.wait()
+        return await asked(self, script, *command)
+
+    def outcome(message: Message) -> Exception | None:
+        witness.note((message.key, message.data.decode(), message.attempt))
+        if message.data == b"0":
+            return Reject("no device")
+        is_tried_again = form == "retry in a batch" and message.data == b"1" and message.attempt == 1
+        return ValueError("once") if is_tried_again else None
+
+    slots = 2 if form == "retry in a batch" else 1
+    if form == "digest":
+
+        @broker.handler("push", group="sender", partitions=1, retry=TWICE, fallback="sms", batch=1, by="key")
+        async def send_digest(messages: list[Message]) -> None:
+            for error in filter(None, [outcome(message) for message in messages]):
+                raise error
+
+    elif "batch" in form:
+
+        @broker.handler("push", group="sender", partitions=1, retry=TWICE, fallback="sms", batch=2, concurrency=slots)
+        async def send_many(messages: list[Message]) -> list[Exception | None]:
+            return [outcome(message) for message in messages]
+
+    else:
+        more: dict[str, Any] = {"ordering": "partition"} if form == "whole partition" else {}
+        if form == "permit":
+            more["group_concurrency"] = Concurrency(1, by=lambda message: message.topic)
+
+        @broker.handler("push", group="sender", partitions=1, retry=TWICE, fallback="sms", concurrency=1, **more)
+        async def send(message: Message) -> None:
+            if (error := outcome(message)) is not None:
+                raise error
+
+    monkeypatch.setattr(Settler, "ask", late)
+    async with broker:
+        await broker.publish_many("push", [0, 1, 2], key=lambda _: "ada")
+    async with broker.running():
+        with anyio.fail_after(PATIENCE):
+            await is_asked.wait()
+        for number in range(3):
+            await broker.publish("push", number + 10, key="linus")
+        if form != "whole partition":
+            await witness.sees([("linus", str(number + 10), 1) for number in range(3)])
+        of_ada = [(number, attempt) for key, number, attempt in witness.seen if key == "ada"]
+        in_one_call = "batch" in form
+        assert of_ada == ([("0", 1), ("1", 1)] if in_one_call else [("0", 1)])
+        stream = broker.keys.stream("push", 0)
+        pending = await ask(broker, "XPENDING", stream, "sender", "-", "+", 3)
+        entries = await ask(broker, "XRANGE", stream, "-", "+", "COUNT", 2)
+        assert [row[0] for row in pending[:2]] == [entry_id for entry_id, _ in entries], "1 is not settled before 0"
+        may_go_on.set()
+        await settled(broker, "push")
+    of_ada = [(number, attempt) for key, number, attempt in witness.seen if key == "ada"]
+    assert of_ada[-1] == ("2", 1)
+    assert [number for number, _ in of_ada] == (["0", "1", "1", "2"] if form.startswith("retry") else ["0", "1", "2"])
 
 
 async def test_a_lost_reply_hands_on_once(broker: Broker, monkeypatch: Any) -> None:

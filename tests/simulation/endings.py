@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
@@ -20,6 +20,7 @@ from tests.simulation.plan import GROUP, TOPIC
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
+    from rsmq.consumer.waiting.lane import Lane
     from tests.simulation.run import Member, Run
 
 BURIED: Final = "buried"
@@ -177,10 +178,27 @@ class Burials:
 
 
 class HandedOn:
-    """What went to the fallback topic: it ends as a dead letter would, and is none. Each has a record of its own."""
+    """What went to the fallback topic: it ends as a dead letter would, and is none. Each has a record of its own. The
+    next message of its key starts when the server knows of that: otherwise a kill would turn them round."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._rejected = dict[tuple[str, str], tuple[Name, str]]()  # of each stream and key the last one, and its id
+
+    def rejects(self, name: Name, message: Message) -> None:
+        """A handler has failed for good, and a message with a key goes to the fallback topic."""
+        plan, origin = self._run.plan, cast("Lane", message.origin)
+        if plan.has_fallback and plan.ordering != "none" and not plan.batch:
+            self._rejected[origin.stream, name[0]] = name, message.stream_id
+
+    def starts(self, name: Name, message: Message) -> None:
+        """A handler is called with a message: an earlier one, of its band and key, is not pending any more."""
+        stream = cast("Lane", message.origin).stream
+        rejected, entry_id = self._rejected.pop((stream, name[0]), (name, ""))
+        if name <= rejected or self._run.has_lost_writes:
+            return
+        if self._run.network.ask("XPENDING", stream, GROUP, entry_id, entry_id, 1):
+            self._run.violate(f"{name} starts before {rejected} has gone to the fallback topic")
 
     def read(self) -> list[tuple[Name, str]]:
         """The messages of the fallback topic, and why they are there."""

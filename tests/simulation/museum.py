@@ -566,6 +566,22 @@ EXHIBITS: Final = (
         needs=lambda plan: plan.has_fallback,
     ),
     bug(
+        "a key goes on before the fallback is stored",
+        "the next message of a key starts before the server knows that the one before goes to its fallback topic",
+        "consumer/running/runner.py",
+        "is_handing_on = lane.outgoing.is_handing_on(entry_id)",
+        "is_handing_on = False",
+        needs=lambda plan: plan.has_fallback and plan.ordering != "none" and not plan.batch,
+    ),
+    bug(
+        "a message that is handed on keeps its permit",
+        "what goes to its fallback topic, and keeps its key, never gives the permit of its name back",
+        "consumer/waiting/name_permits.py",
+        "        super().leave(message)\n        for on_left in self._on_left:",
+        "        super().leave(message)\n        for on_left in ():",
+        needs=lambda plan: plan.has_fallback and plan.ordering != "none" and plan.calls[1],
+    ),
+    bug(
         "a batch starts after a burial",
         "a batch starts although its lease ended while one of its messages became a dead letter",
         "consumer/running/batch_runner.py",

@@ -393,6 +393,7 @@ class Run:
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
             self.rates.starts_of_name(name_of(message))
             self.batches.starts(name)
+            self.handed_on.starts(name, message)
             self.limits.starts(member, message, name_of(message))
 
         async def handle_one(payload: Any, message: Message) -> None:
@@ -415,6 +416,7 @@ class Run:
                 await anyio.sleep(choices.between(0, plan.busy, f"work: {label}"))
             if name in self._poison:
                 self._note("fail", name, member.number, message.attempt)
+                self.handed_on.rejects(name, message)
                 raise Reject("poison")
             if choices.unit(f"holds: {label}") < plan.holding:
                 self._note("fail", name, member.number, message.attempt)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from rsmq.consumer.running.conclusion import Abandoned, HandBack
+from rsmq.consumer.running.conclusion import Abandoned, HandBack, Settle
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.running.task_slot import TURN, TaskSlot
 from rsmq.consumer.waiting.lane import Lane
@@ -367,12 +367,18 @@ class BatchRunner(Runner):
     async def _end_key(self, ended: list[tuple[Message, Outcome]]) -> bool:
         """The messages of one key, in order. True: its key waits for a retry, or has been released already.
 
-        What comes after a message that will be retried waits behind it again.
+        What comes after a message that will be retried waits behind it again. What comes after one that is handed on is
+        settled, or starts, when the server knows of that.
         """
         lane: Lane = ended[0][0].origin  # type: ignore[assignment]
+        is_of_key = self.queue.is_ordered and ended[0][0].routing_key is not None
+        last: bytes | None = None  # of those that leave in order
         for at, (message, outcome) in enumerate(ended):
             conclusion = self._conclude(message, lane, outcome)
-            if isinstance(conclusion, HandBack) and not conclusion.is_stop and lane.lease.is_held():
+            is_again = isinstance(conclusion, HandBack) and not conclusion.is_stop and lane.lease.is_held()
+            if last is not None and (is_again or isinstance(conclusion, Park)):
+                await self._until_stored(lane, last, len(ended) - at)
+            if is_again:
                 self._restart([each for each, _ in ended[at:]], lane)
                 return True
             if isinstance(conclusion, Park) and outcome is not None:
@@ -380,9 +386,22 @@ class BatchRunner(Runner):
                 self._put_back(lane, [later for later, _ in ended[at + 1 :]])
                 await self._park(message, lane, conclusion, outcome)
                 return True
+            if last is not None and conclusion == Settle():
+                lane.outgoing.settle_in_order(message)
+                last = message.entry_id
             await self._carry_out(message, lane, conclusion)
+            if is_of_key and lane.outgoing.is_handing_on(message.entry_id):
+                last = message.entry_id
             self._leave(message, lane)
-        return False
+        key = ended[0][0].routing_key
+        return last is not None and key is not None and self._release_when_stored(lane, key, last)
+
+    async def _until_stored(self, lane: Lane, entry_id: bytes, count: int) -> None:
+        """Wait until a message that is done is settled. A handover does not wait for those behind it meanwhile: there
+        may be no room."""
+        self._running[lane] -= count
+        await self._settler.until_stored(lane, entry_id)
+        self._running[lane] += count
 
     def _restart(self, messages: list[Message], lane: Lane) -> None:
         """The batch was cancelled because another lane in it was lost. These messages are of a lane that is held."""

@@ -349,10 +349,30 @@ class Runner(Pool):
                 await self._park(message, lane, conclusion, outcome)
             else:
                 await self._carry_out(message, lane, conclusion)
-                self.queue.finish(message, lane)
+                self._finish(message, lane)
         finally:
             self._running[lane] -= 1
             self._made_space()
+
+    def _finish(self, message: Message, lane: Lane) -> None:
+        """The next message of its key may start. One that is handed on keeps its key until the server knows of it: it
+        is not done, so it would start again after later ones if this process died before."""
+        entry_id, key = message.entry_id, message.routing_key
+        is_handing_on = lane.outgoing.is_handing_on(entry_id)
+        if is_handing_on and key is not None and self.queue.is_ordered:
+            self.queue.leave(message)
+            self._release_when_stored(lane, key, entry_id)
+        else:
+            self.queue.finish(message, lane)
+
+    def _release_when_stored(self, lane: Lane, key: bytes, entry_id: bytes) -> bool:
+        """Release a key when a message of it is settled. False: it is."""
+        return lane.outgoing.when_stored(entry_id, partial(self._release, lane, key))
+
+    def _release(self, lane: Lane, key: bytes) -> None:
+        self.queue.release(lane, key)
+        self._made_space()
+        self.wake_soon()
 
     def _tell(self, holds: Holds, message: Message, outcome: BaseException, conclusion: Conclusion) -> Conclusion:
         """Its error may hold its name."""

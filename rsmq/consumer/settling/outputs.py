@@ -295,6 +295,8 @@ class Outputs:
             lane.asking.discard(entry_id)
             lane.in_flight.discard(entry_id)
             self._producer.outputs.update(output.topic for output in entry.outputs)
+            if entry.on_stored is not None:
+                entry.on_stored()
         letters = sum(1 for _, entry in page[:done] if entry.letter is not None)
         handed_on = sum(1 for _, entry in page[:done] if entry.record is not None)
         self._stats["settled"] += max(0, acknowledged - letters - handed_on)

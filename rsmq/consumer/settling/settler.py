@@ -113,8 +113,7 @@ class Settler:
         self.add_together(lane, messages)
         last = messages[-1].entry_id
         if last in lane.outgoing.kept:
-            self.outputs.divert(lane)
-            await self.outputs.wait(lane, last)
+            await self.until_stored(lane, last)
         while last in lane.in_flight and lane.lease.is_held():
             self._due.set()
             await asyncio.sleep(0.005)
@@ -342,14 +341,18 @@ class Settler:
         entry_id = message.entry_id
         if entry_id in lane.outgoing.kept:
             self.add_done(lane, [entry_id])
-            self.outputs.divert(lane)
-            await self.outputs.wait(lane, entry_id)
+            await self.until_stored(lane, entry_id)
             return
         script, keys, args = self._settling([(lane, [entry_id])])
         if await self._call(script, lane, entry_id, (keys, args)) is not None:
             lane.in_flight.discard(entry_id)
             self.left_batch(lane, entry_id)
             self._stats["settled"] += 1
+
+    async def until_stored(self, lane: Lane, entry_id: bytes) -> None:
+        """Return when a message with outputs that is done is settled, or its lease is over."""
+        self.outputs.divert(lane)
+        await self.outputs.wait(lane, entry_id)
 
     async def park(self, message: Message, lane: Lane, decision: Park, error: str, *, keep_pending: bool) -> bool:
         """Put a failed message aside for its next attempt. False: it is not ours any more."""

@@ -156,6 +156,12 @@ class CountedQueue(Queue):
         for on_left in self._on_left:
             on_left(message)
 
+    def leave(self, message: Message) -> None:
+        """A message has left the handler, and its key stays taken."""
+        super().leave(message)
+        for on_left in self._on_left:
+            on_left(message)
+
     def park(self, message: Message, lane: Lane) -> Message:
         """A message has left the handler until its retry."""
         parked = super().park(message, lane)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -37,6 +37,7 @@ class MessageOutputs:
     `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes, and
     `record`: where it goes if it is handed on to a fallback topic; both are stored like an output. `member`: which
     member of a batch it is, `outcome` how it leaves the batch, and `added` what its handler has added to it.
+    `on_stored` is called when the server has confirmed its settlement.
     """
 
     message: Message | MemberInFlight
@@ -48,6 +49,7 @@ class MessageOutputs:
     outcome: Outcome = "done"
     added: list[BatchMember] = field(default_factory=list)
     member: BatchMember | None = None
+    on_stored: Callable[[], None] | None = None
 
     def exchange(self, output: Output, other: Output) -> None:
         """Another one in its place, such as with a new name of its body."""
@@ -150,6 +152,24 @@ class Outgoing:
     def hand_on(self, message: Message, output: Output, record: Output) -> None:
         """A message goes to the fallback topic: nothing else that it has published counts."""
         self.kept[message.entry_id] = MessageOutputs(message, [output], record=record)
+
+    def is_handing_on(self, entry_id: bytes) -> bool:
+        """Whether a message goes to the fallback topic, and the server has not confirmed it yet."""
+        entry = self.kept.get(entry_id) or self.waiting.get(entry_id)
+        return entry is not None and entry.is_handed_on
+
+    def settle_in_order(self, message: Message) -> None:
+        """A message is settled after those with outputs that are done before it, also if it has none."""
+        self.kept.setdefault(message.entry_id, MessageOutputs(message))
+
+    def when_stored(self, entry_id: bytes, call: Callable[[], None]) -> bool:
+        """Call this when the settlement of a message with outputs is confirmed. False: it is. If the lease ends before,
+        it is never called."""
+        entry = self.kept.get(entry_id) or self.waiting.get(entry_id)
+        if entry is None:
+            return False
+        entry.on_stored = call
+        return True
 
     def join(self, messages: Sequence[Message]) -> None:
         """Messages are settled in one call: the outputs of all of them belong to the first."""
