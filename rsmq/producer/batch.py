@@ -511,11 +511,9 @@ class Delay(Once):
         return stored, b"", trouble  # nothing was added to the stream
 
 
-class MembersOnce(Once):
+class Members(Once):
     """Members of batches whose id the caller gave: remembered until their batch expires. `known`: where a message of
     the same id is, if it was there."""
-
-    __slots__ = ("known", "lifetimes")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -523,59 +521,44 @@ class MembersOnce(Once):
         self.known: dict[str, bytes] = {}
 
     def learn(self, before: Batch, message_id: str, entry: Any) -> None:
-        assert isinstance(before, MembersOnce)
+        assert isinstance(before, Members)
         super().learn(before, message_id, entry)
         self.lifetimes[message_id] = before.lifetimes.get(message_id, 0)
         self.known = before.known
+
+    def lifetime_of(self, message_id: str) -> int:
+        """For how long an id is remembered, in ms."""
+        return max(self.window_ms, self.lifetimes.get(message_id, 0))
+
+    def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
+        for message_id, reply in zip(self.ids, replies, strict=False):
+            if isinstance(reply, list) and reply[0] == b"DUPLICATE":
+                self.known[message_id] = reply[1]
+        return super().read(replies)
+
+
+class MembersOnce(Members):
+    """Those that are stored at once."""
 
     def commands(self) -> list[bytes]:
         self._note_sent()
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):
-            lifetime = max(self.window_ms, self.lifetimes.get(message_id, 0))
             since = self.since.get(message_id, b"")
+            lifetime = self.lifetime_of(message_id)
             args = (self.topic.max_length, self.topic.on_full, lifetime, since, message_id, *fields)
             packed.append(pack(self.script.command((self.stream, *self._dedups(message_id)), args)))
         return packed
 
-    def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
-        note_known(self, replies)
-        return super().read(replies)
 
-
-class MembersDelay(Delay):
-    """The same for members that are delayed."""
-
-    __slots__ = ("known", "lifetimes")
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.lifetimes: dict[str, int] = {}
-        self.known: dict[str, bytes] = {}
-
-    def learn(self, before: Batch, message_id: str, entry: Any) -> None:
-        assert isinstance(before, MembersDelay)
-        super().learn(before, message_id, entry)
-        self.lifetimes[message_id] = before.lifetimes.get(message_id, 0)
-        self.known = before.known
+class MembersDelay(Members, Delay):
+    """Those that are delayed."""
 
     def commands(self) -> list[bytes]:
         self._note_sent()
         delayed = self.keys.delayed(self.topic.name, self.partition)
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):
-            lifetime = max(self.window_ms, self.lifetimes.get(message_id, 0))
-            args = (self.due[message_id], lifetime, pack_fields(fields))
+            args = (self.due[message_id], self.lifetime_of(message_id), pack_fields(fields))
             packed.append(pack(self.script.command((delayed, self.stream, *self._dedups(message_id)), args)))
         return packed
-
-    def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
-        note_known(self, replies)
-        return super().read(replies)
-
-
-def note_known(batch: MembersOnce | MembersDelay, replies: Sequence[Any]) -> None:
-    """Where messages are that were there before."""
-    for message_id, reply in zip(batch.ids, replies, strict=False):
-        if isinstance(reply, list) and reply[0] == b"DUPLICATE":
-            batch.known[message_id] = reply[1]

@@ -46,6 +46,7 @@ from rsmq.producer.batch import (
     Delay,
     Encode,
     EntryEncoder,
+    Members,
     MembersDelay,
     MembersOnce,
     Once,
@@ -261,7 +262,7 @@ class Producer:
         batch = self._queue(0).batch(kind, output.target, output.partition, stream)
         if isinstance(batch, MembersDelay):
             batch.due.setdefault(output.message_id, output.due)
-        if isinstance(batch, MembersDelay | MembersOnce):
+        if isinstance(batch, Members):
             batch.lifetimes[output.message_id] = lifetime_ms
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         position = len(batch.ids)
@@ -272,7 +273,7 @@ class Producer:
         ref = MessageRef.of(output.message_id, batch.home, str(fields[5]) if fields[4] == "key" else None)
         if output.is_once:
             note_answer(ref, batch, position)
-        known = batch.known.get(output.message_id) if isinstance(batch, MembersDelay | MembersOnce) else None
+        known = batch.known.get(output.message_id) if isinstance(batch, Members) else None
         return StoredMember(ref, known)
 
     async def admit_batch(self, home: str, group: str, topic: str) -> None:
