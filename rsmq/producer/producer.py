@@ -533,9 +533,11 @@ class Producer:
         due = ""
         delay: Duration | None = None
         at: datetime | None = None
+        headers_of = headers if callable(headers) else None
+        same = None if callable(headers) else headers
         for item in items:
             route = None if key is None else key(item)
-            own = headers(item) if callable(headers) else headers
+            own = same if headers_of is None else headers_of(item)
             given = None if message_id is None else message_id(item)
             if times is not None:
                 delay, at = times.of(item)
@@ -559,13 +561,15 @@ class Producer:
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
+        is_delayed = issubclass(kind, Delay)  # asked of each batch it would cost a call for each message
         for route, identity, entry, length, due in islice(encoded, min(most * block.count, MOST_PER_ROUND)):
             partition = block.first + partition_for(route, block.count)
             batch = latest.get(partition)
             if batch is None or len(batch.ids) >= most:
                 batch = latest[partition] = queue.new(kind, topic, partition, self._stream(topic, partition))
                 filled.append(batch)
-            if isinstance(batch, Delay):
+            if is_delayed:
+                assert isinstance(batch, Delay)
                 batch.due.setdefault(identity, due)
             batch.add(identity, entry, length)
             if kind is Append:
