@@ -210,15 +210,19 @@ def measure_group_partition(keys: Sequence[str], args: Sequence[Any]) -> Steps:
     ]
     if pending is None:
         return None
+    due = b""
     if waits:
-        (has_waits,) = yield [("ZCARD", *waits)]
+        # 0 and less: its owner starts it; 1 and 2: due since an unknown moment
+        first: tuple[Value, ...] = ("ZRANGEBYSCORE", *waits, "(2", "+inf", "WITHSCORES", "LIMIT", 0, 1)
+        has_waits, dues = yield [("ZCARD", *waits), first]
+        due = dues[1] if dues else b""
         rows = (yield [("XPENDING", stream, group, "-", "+", MOST_LOOKED_AT)])[0] if has_waits else ()
         if has_waits:  # those that wait for a retry in the night count here: the script asks for each
             pending[1] = next((row[0] for row in rows if row[3] > 0), b"")
     oldest = min((member.partition(b"|")[0] for member in parked), key=parse_stream_id, default=b"")
     fields = [value or default for value, default in zip(owner, (b"", b"0", b"0"), strict=True)]
     counts = [part for name, count in pending[3] or () for part in (name, int(count))]
-    return [pending[1] or b"", following[0][0] if following else b"", oldest, parked_count, dead, *fields, *counts]
+    return [pending[1] or b"", following[0][0] if following else b"", oldest, parked_count, dead, *fields, due, *counts]
 
 
 def measure_members(keys: Sequence[str], _: Sequence[Any]) -> Steps:

@@ -70,8 +70,9 @@ class GroupPartition:
     `pending` counts what was delivered and is not settled, as XPENDING does; `pending_of` has those of each member.
     With key order a message that waits for its retry is pending, too. `oldest` is the age of the oldest message that is
     pending, unread or waits for a retry (only the 100 that are due next are considered); what waits for a time is left
-    out (while something does, so is all of the oldest 1000 that has not started).  `oldest_in_stream` leaves out
-    those that wait for a retry.
+    out (while something does, so is all of the oldest 1000 that has not started). `oldest_in_stream` leaves out
+    those that wait for a retry. `overdue`: how long the first message that waits for a time is past it, None if none
+    is.
     """
 
     partition: int
@@ -88,6 +89,7 @@ class GroupPartition:
     last_delivered_id: str
     oldest: timedelta | None
     oldest_in_stream: timedelta | None
+    overdue: timedelta | None
     pending_of: Mapping[str, int]
 
     @property
@@ -132,6 +134,11 @@ class GroupState:
     holds: tuple[HeldName, ...] = ()
     follows: int = 0
     left_before: int = 0
+
+    @property
+    def overdue(self) -> timedelta | None:
+        """How long the first message that waits for a time is past it, over all partitions."""
+        return max((each.overdue for each in self.shares if each.overdue is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +266,7 @@ def topic_state(topic: Topic, rows: Sequence[Row]) -> TopicState:
 def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int) -> GroupPartition:
     """From the group's row of MEASURE_PARTITION and the reply of MEASURE_GROUP_PARTITION."""
     _, delivered, read, unread, consumers = row
-    pending, following, parked_id, waiting_for_retry, dead, owner, epoch, until_ms, *counts = reply
+    pending, following, parked_id, waiting_for_retry, dead, owner, epoch, until_ms, due, *counts = reply
     until = min(whole(until_ms) or 0, LATEST_MS)
     pending_of = {name.decode(errors="replace"): count for name, count in zip(counts[::2], counts[1::2], strict=True)}
     return GroupPartition(
@@ -277,6 +284,7 @@ def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int
         last_delivered_id=delivered.decode(),
         oldest=age_of((pending, following, parked_id), now_ms),
         oldest_in_stream=age_of((pending, following), now_ms),
+        overdue=past(due, now_ms),
         pending_of=pending_of,
     )
 
@@ -285,6 +293,12 @@ def age_of(ids: Sequence[bytes], now_ms: int) -> timedelta | None:
     """The age of the oldest of these entries; an empty id is none."""
     times = [ms for found in ids if (ms := whole(found.partition(b"-")[0])) is not None]
     return timedelta(milliseconds=max(0, now_ms - min(times))) if times else None
+
+
+def past(due: bytes, now_ms: int) -> timedelta | None:
+    """How long a due time in ms is over, None if it is not, or there is none."""
+    due_ms = whole(due.partition(b".")[0])
+    return timedelta(milliseconds=now_ms - due_ms) if due_ms is not None and due_ms < now_ms else None
 
 
 def band_states(layout: Layout, shares: Sequence[GroupPartition]) -> tuple[BandState, ...]:

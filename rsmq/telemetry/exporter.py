@@ -155,6 +155,7 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
         metric.UNREAD: group.unread,
         metric.UNREAD_EXACT: group.is_unread_exact,
         metric.OLDEST: max(ages, default=0.0),
+        metric.OVERDUE: 0.0 if group.overdue is None else group.overdue.total_seconds(),
         metric.GROUP_RUNNING: work.running,
         metric.GROUP_READY: work.ready,
         metric.DEAD: group.dead_letters,

@@ -172,6 +172,9 @@ BACKLOG = Metric("rsmq_group_backlog_messages", "gauge", GROUP, "Unread, ready, 
 UNREAD = Metric("rsmq_group_unread_messages", "gauge", GROUP, "Messages never delivered to the group.")
 UNREAD_EXACT = Metric("rsmq_group_unread_exact", "gauge", GROUP, "0 if the unread are only an upper bound.")
 OLDEST = Metric("rsmq_group_oldest_seconds", "gauge", GROUP, "Age of the oldest message not settled; 0 if none is.")
+OVERDUE = Metric(
+    "rsmq_group_overdue_seconds", "gauge", GROUP, "How late the first message that waits for a time is; 0 if none is."
+)
 GROUP_RUNNING = Metric("rsmq_group_running_messages", "gauge", GROUP, "Messages that handlers handle now.")
 GROUP_READY = Metric(
     "rsmq_group_ready_messages", "gauge", GROUP, "Delivered messages that may start, and those of dead members."
@@ -208,7 +211,7 @@ SCHEDULE_LED = Metric(
 
 GROUPS = (
     UP, ASKING, STORED, DELAYED, BACKLOG, UNREAD, UNREAD_EXACT, GROUP_READY, GROUP_RUNNING, GROUP_WAITING, OLDEST,
-    DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD, SCHEDULE_FAILURES, SCHEDULE_LAST,
+    OVERDUE, DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD, SCHEDULE_FAILURES, SCHEDULE_LAST,
     SCHEDULE_LED,
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ LIMITS = Topic("orders", 1, 0, "reject", timedelta(days=1), 100_000, 0)
 PART = GroupPartition(
     partition=0, owner="w1", epoch=3, lease_left=timedelta(seconds=4), unread=100, is_unread_exact=True, read=50,
     pending=8, waiting_for_retry=2, dead_letters=1, consumers=1, last_delivered_id="5-0", oldest=timedelta(seconds=9),
-    oldest_in_stream=timedelta(seconds=9), pending_of={"w1": 8},
+    oldest_in_stream=timedelta(seconds=9), overdue=None, pending_of={"w1": 8},
 )  # fmt: skip
 MEMBER = MemberState(
     topic="orders", group="billing", id="w1", handler="bill", concurrency=64, heard_ago=timedelta(seconds=1),

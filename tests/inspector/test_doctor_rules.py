@@ -248,6 +248,17 @@ def test_read_ahead_that_is_nearly_used_up_by_what_waits_for_a_time_is_named() -
     assert not any("RSMQ_READ_AHEAD" in each.text for each in judge(facts()))
 
 
+def test_message_that_is_past_the_time_it_waits_for_is_named() -> None:
+    """After a minute, and not while the group is paused."""
+    late, soon = (replace(PART, overdue=timedelta(seconds=seconds)) for seconds in (90, 30))
+
+    def texts(**changes: Any) -> list[str]:
+        return [each.text for each in judge(facts(replace(GROUP, **changes))) if "should have started" in each.text]
+
+    assert "should have started 90 s ago" in texts(shares=(soon, late))[0]
+    assert texts(shares=(soon,)) == texts(shares=(late,), is_paused=True) == []
+
+
 def test_a_band_that_is_not_open_is_named() -> None:
     """A member that is too old keeps it closed: the command that names it is in the text."""
     limits = replace(LIMITS, layout=single(1).with_bands(("urgent", "normal")))

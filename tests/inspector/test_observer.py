@@ -168,6 +168,32 @@ async def test_oldest_includes_parked_messages(observer: Observer, client: Clien
     assert 90 < share.oldest_in_stream.total_seconds() < 199
 
 
+@pytest.mark.parametrize("has_scripts", [True, False])
+async def test_message_that_is_past_the_time_it_waits_for_is_overdue(
+    client: Client, keys: Keys, settings: Settings, has_scripts: bool
+) -> None:
+    """One that is not due, was named to its owner, or is due since an unknown moment, is not."""
+    await client.execute_command("SADD", keys.topics, "orders")
+    await client.execute_command("HSET", keys.topic("orders"), "partitions", 1)
+    await client.execute_command("XGROUP", "CREATE", keys.stream("orders", 0), "a", "0", "MKSTREAM")
+    seconds, _ = await client.execute_command("TIME")
+    waits = keys.waits("orders", 0, "a")
+    asking = client if has_scripts else WithoutScripts(client)
+
+    async def overdue() -> timedelta | None:
+        (group,) = (await Observer(asking, keys, settings).snapshot()).groups  # type: ignore[arg-type]
+        return group.overdue
+
+    assert await overdue() is None
+    for at, due in enumerate(("0", "-1", "1", "2", str((int(seconds) + 900) * 1000))):
+        await client.execute_command("ZADD", waits, due, f"{at}-1")
+    assert await overdue() is None
+    await client.execute_command("ZADD", waits, f"{(int(seconds) - 90) * 1000}.5", "7-1")
+    late = await overdue()
+    assert late is not None
+    assert 89 < late.total_seconds() < 199
+
+
 def test_foreign_member_is_shown() -> None:
     """Another client may write anything under these keys: it is not an error."""
     for info, vitals in (

@@ -155,6 +155,18 @@ def check_read_ahead(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_overdue(facts: QueueFacts) -> Iterator[str]:
+    """What has waited for a time starts when that has come."""
+    for group in facts.board.groups:
+        late = max((each.overdue for each in group.shares if each.overdue is not None), default=timedelta(0))
+        if late > WAITING_LONG and not group.is_paused:
+            yield (
+                f"a message of {title(group)} should have started {duration(late)} ago: the time that it waits for is "
+                f"over. Its partition has no owner, or its owner has no room to read: `rsmq group show {group.topic} "
+                f"{group.name}` names it"
+            )
+
+
 def check_members(facts: QueueFacts) -> Iterator[str]:
     """Every member can own a partition."""
     for group in facts.board.groups:
@@ -415,7 +427,7 @@ def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_records: "records",
     check_groups: "group", check_served: "group", check_trend: "backlog",
-    check_holds: "holds", check_missing_keys: "keys", check_read_ahead: "waiting",
+    check_holds: "holds", check_missing_keys: "keys", check_read_ahead: "waiting", check_overdue: "waiting",
     check_members: "partitions", check_nodes: "partitions",
     check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",

@@ -4,10 +4,11 @@
 --          for a time counts as well)
 -- ARGV     1 group  2 last delivered id  3 limit of parked ids to read:int
 -- RETURNS  {oldest pending id, oldest undelivered id, oldest parked id, parked, dead letters, owner, epoch, until_ms,
---          consumer, pending, ...}; '' is none
+--          due ms of the first message that waits for a time, consumer, pending, ...}; '' is none
 -- WHY      One command instead of six: a refresh costs one command for each partition. And one moment: a message that
 --          moves between the pending list and the retry set is in one of them.
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
+local due = ''
 if KEYS[5] and redis.call('EXISTS', KEYS[5]) == 1 then -- of the oldest 1000 the first that may have started
   pending[2] = nil
   for _, row in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000)) do
@@ -16,6 +17,8 @@ if KEYS[5] and redis.call('EXISTS', KEYS[5]) == 1 then -- of the oldest 1000 the
       break
     end
   end
+  -- 0 and less: its owner starts it; 1 and 2: due since an unknown moment
+  due = redis.call('ZRANGEBYSCORE', KEYS[5], '(2', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2] or ''
 end
 local following = redis.pcall('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 1)[1] -- an error behind the last id
 local oldest, least = '', nil
@@ -30,6 +33,7 @@ local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch', 'until_ms')
 local found = {
   pending[2] or '', following and following[1] or '', oldest,
   redis.call('ZCARD', KEYS[3]), redis.call('XLEN', KEYS[4]), lease[1] or '', lease[2] or '0', lease[3] or '0',
+  due,
 }
 for _, row in ipairs(pending[4] or {}) do
   found[#found + 1] = row[1]
