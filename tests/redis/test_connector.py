@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
@@ -26,6 +27,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissin
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector, check_url, redact, split_sentinel, translate, translated
+from rsmq.redis.client.raw_connection import RawConnection
 from rsmq.redis.wire.url import node_url, sentinel_options, server_name, split_cluster, tls_options
 from rsmq.testing.server import free_port
 from tests.patience import until
@@ -75,6 +77,37 @@ async def test_callers_find_together_that_a_cluster_does_not_answer() -> None:
                 callers.start_soon(ask, number)
         await client.aclose()
     assert max(waited) < 6 * waited[0], "30 would take 30 times as long, one after the other"
+
+
+@pytest.mark.parametrize("path", ["", "/3"])
+async def test_a_full_server_is_named_however_late_this_process_is(path: str) -> None:
+    """It answers with its limit and closes: also where it has closed before the first command is written."""
+
+    async def keep_busy() -> None:
+        while True:
+            await asyncio.sleep(0)
+            time.sleep(0.002)  # noqa: ASYNC251 - the server has answered and closed when the loop goes on
+
+    server = Server("--maxclients", "4", tcp=True).start()
+    with ExitStack() as held:
+        held.callback(server.close)
+        for _ in range(4):
+            held.enter_context(server.client()).ping()
+        settings = Settings(url=server.url.removesuffix("/0") + path)
+        connector = Connector(settings.url or "", settings)
+        client = connector.client()
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(keep_busy)
+            for _ in range(5):
+                with pytest.raises(BrokerUnavailable, match="limit `maxclients` of the server is reached"):
+                    await RawConnection(client).open()
+                with pytest.raises(BrokerUnavailable, match="limit `maxclients` of the server is reached"):
+                    await client.execute_command("PING")
+            beside.cancel_scope.cancel()
+        await client.aclose()
+        for _ in range(5):
+            with pytest.raises(BrokerUnavailable, match="limit `maxclients`"), translated():
+                connector.blocking_client().execute_command("PING")
 
 
 async def test_unreachable_server_is_said_plainly() -> None:

@@ -64,9 +64,13 @@ ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "LOADING", "N
 The others say "not now" of a server that is the right one: BUSY, OOM, and TRYAGAIN of a slot that moves. A new
 connection would not help, and thousands of them would make it worse. `tests/redis/test_moved_name.py` has the table.
 """
+TOO_MANY_CLIENTS: Final = (
+    "The limit `maxclients` of the server is reached: raise it (CONFIG SET maxclients, or a larger plan), or run fewer "
+    "processes; docs/deployment.md says how many connections each of them needs"
+)
 LIMITS = {
-    "max number of clients": "The limit `maxclients` of the server is reached: raise it (CONFIG SET maxclients, or a "
-    "larger plan), or run fewer processes; docs/deployment.md says how many connections each of them needs",
+    "max number of clients": TOO_MANY_CLIENTS,
+    "Connection not ready": TOO_MANY_CLIENTS,  # redis-py: the server has said something before the first command
     "Too many open files": "This process may open no more files: raise its limit (ulimit -n, LimitNOFILE of systemd)",
 }
 """What a connection is refused with when a limit is reached, and what to do then."""

@@ -7,12 +7,10 @@ import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.driver_info import DriverInfo
 from redis.retry import Retry
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
 
@@ -39,6 +37,10 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger("rsmq.connect")
+
+NO_NAME: Final = None
+"""redis-py writes its name and version as the first two commands. A server that refuses a connection for its limit of
+clients has closed it by then, and what is raised is "Connection lost" in place of what the server said."""
 
 
 class Connector:
@@ -67,7 +69,7 @@ class Connector:
             "socket_timeout": None,
             "socket_read_size": 1 << 20,  # a full read in few pieces: a twelfth of the reader's time
             "socket_connect_timeout": self._connect_seconds,
-            "driver_info": driver_info(),
+            "driver_info": NO_NAME,
             "retry": AsyncRetry(NoBackoff(), 0),
             **self._tls,
         }
@@ -91,7 +93,7 @@ class Connector:
             "socket_connect_timeout": timeout,
             "retry": Retry(NoBackoff(), 0),
             "command_packer": Packer(),
-            "driver_info": driver_info(),
+            "driver_info": NO_NAME,
             **self._tls,
         }
         if self.is_cluster:
@@ -119,13 +121,6 @@ class Connector:
             yield client
         finally:
             await client.aclose()
-
-
-@cache
-def driver_info() -> DriverInfo:
-    """The name of this client for the server, made once: redis-py would read the package's metadata for each
-    connection, which takes 10 ms of CPU."""
-    return DriverInfo()
 
 
 def log_wait(state: RetryCallState) -> None:
