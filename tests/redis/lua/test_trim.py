@@ -327,3 +327,13 @@ async def test_trim_around_what_waits_goes_on_where_it_has_been(partition: Parti
     await partition.call("XACK", partition.stream, "a", *ids[900:2990])
     assert await cut_all(partition, "a") == 2989
     assert await partition.left() == [ids[0], *ids[2990:]]
+
+
+async def test_trim_around_what_waits_leaves_few_settled_ones(partition: Partition) -> None:
+    """What was settled after it has been there goes, however little it is: never more stay than wait."""
+    ids = await partition.fill(100)
+    await partition.group("a", read=100, settle=0)
+    await cut_all(partition, "a")
+    await partition.call("XACK", partition.stream, "a", *ids[1:98])
+    assert await cut_all(partition, "a") == 97
+    assert await partition.left() == [ids[0], *ids[98:]]

@@ -65,7 +65,7 @@ local deleted, is_more = 0, 0
 if less(floor, cut) then
   local known = redis.call('HMGET', KEYS[4], 'cut', 'left')
   local from, left = known[1] or '', math.max(0, (whole(known[2]) or 0) - trimmed)
-  if not is_id(from) or less(from, floor) or left - waiting > math.max(1000, waiting) then from, left = floor, 0 end
+  if not is_id(from) or less(from, floor) or left > 2 * waiting then from, left = floor, 0 end
   local kept
   deleted, kept, from, is_more = delete_settled(KEYS[1], groups, notes, parked, many, from, cut)
   redis.call('HSET', KEYS[4], 'cut', from, 'left', string.format('%.0f', left + kept))
