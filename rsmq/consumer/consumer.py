@@ -114,7 +114,7 @@ class Consumer:
         self._read_on()
         if times is not None or handler.by is not None:
             self._wait_by(times)
-        self._serve_bands()
+        self._use_layout()
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
         self._questions = Questions(context, self._runner, self.holds, self._permits)
         self.participation = Participation(
@@ -244,6 +244,12 @@ class Consumer:
         """The topic, as far as this member has followed it."""
         return self._context.topic
 
+    def _use_layout(self) -> None:
+        """Serve the topic as it is now. Raises ConfigError as `_serve_bands` does."""
+        if self.topic.layout.has_more:
+            self.membership.ask_for_layouts()
+        self._serve_bands()
+
     def _serve_bands(self) -> None:
         """Take from the bands that the topic has now, by the rules of the handler. Raises ConfigError for a rule about
         a band that it does not have."""
@@ -295,7 +301,7 @@ class Consumer:
         if changed is None:
             return
         context.follow(changed)
-        self._serve_bands()
+        self._use_layout()
         bands = f" in the bands {', '.join(changed.layout.order)}" if changed.layout.has_bands else ""
         log.info("%s has %s%s", context.name, count(len(changed.numbers), "partition"), bands)
         self._heartbeat.tell(changed.name, group, **changed.layout.known_as)

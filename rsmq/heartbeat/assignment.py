@@ -56,6 +56,11 @@ def assign(
     return owners
 
 
+def eligible(live: Iterable[str], outdated: Container[str]) -> tuple[str, ...]:
+    """The members that may own partitions: not those that would read only some of them."""
+    return tuple(member for member in live if member not in outdated)
+
+
 class Scores:
     """How well each member fits each partition: one byte from SHAKE-128 of `salt/member`, the one at the number of the
     partition, and for equal bytes the murmur3 hash of `salt/member/partition`.

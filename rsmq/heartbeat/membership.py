@@ -45,6 +45,8 @@ LOOKS_A_SECOND: Final = 500
 
 UNREADABLE: Final = "unreadable"
 """What a member says about itself with its heartbeat: the partitions that it cannot read, such as `3,7`."""
+LAYOUT: Final = "layout"
+"""The same: which version of its topic's layout it knows. Members of a version without layouts do not say it."""
 
 
 def read_numbers(found: bytes) -> frozenset[int]:
@@ -158,6 +160,9 @@ class Membership:
         """When the server was asked for it."""
         self.unreadable: dict[str, frozenset[int]] = {}
         """On a cluster: the partitions that members, also this one, cannot read."""
+        self.outdated = frozenset[str]()
+        """Members of a version without layouts, in a topic that has one: they would read only some of its partitions.
+        Empty before `ask_for_layouts`."""
         self.is_member = True
         """Whether this member takes part. If not, `live` has it all the same, but it owns nothing."""
         self.clock = clock or ServerClock()
@@ -214,7 +219,7 @@ class Membership:
             self._announced = self._announced.union(members)
             self._watch.suspect(frozenset(members).intersection(self._members))
             self._stirred.set()
-        elif word == MISSED or (word == CHANGED and self._asks_for):
+        elif word == MISSED or (word == CHANGED and UNREADABLE in self._asks_for):
             self._look_at = min(self._look_at, monotonic() + random.uniform(0, len(self._members) / LOOKS_A_SECOND))
             self._stirred.set()
 
@@ -254,6 +259,13 @@ class Membership:
             self.unreadable = {**self.unreadable, self._member: partitions}
             self.wake()
 
+    def ask_for_layouts(self) -> None:
+        """The topic has more than one block of partitions: see from now on who knows none (`outdated`)."""
+        if LAYOUT not in self._asks_for:
+            self._asks_for = (*self._asks_for, LAYOUT)
+            self._look_at = 0.0
+            self.refresh()
+
     def _wake_by_news(self) -> None:
         self.news += 1
         self.wake()
@@ -277,7 +289,7 @@ class Membership:
             del self._waiters[event]
 
     async def _check(self) -> None:
-        is_refresh, was = self._members_due == 0.0, (self.paused, self.holds, self.unreadable)
+        is_refresh, was = self._members_due == 0.0, self._said
         try:
             if monotonic() >= min(self._members_due, self._look_at):
                 await self._check_group()
@@ -290,9 +302,14 @@ class Membership:
             self._was_out = True
             self._liveness.failed()
         before = self.absent
-        self._update_view(is_refresh or (self.paused, self.holds, self.unreadable) != was)
+        self._update_view(is_refresh or self._said != was)
         if any(map(self._liveness.has_ended, self.absent - before)):
             await self._announce_end()
+
+    @property
+    def _said(self) -> tuple[object, ...]:
+        """What the group and its members say."""
+        return self.paused, self.holds, self.unreadable, self.outdated
 
     async def _announce_end(self) -> None:
         """Let members on other hosts check now: their grace then begins at the end, not at their next regular check."""
@@ -366,14 +383,19 @@ class Membership:
         """Read all members. `heard` gets what is announced meanwhile: it may be newer than what is read."""
         about = self._topic, self._group
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
-        asked = monotonic()
-        seconds, micros, paused, self.holds, *found = await self._ask(LOOK_AT_MEMBERS, names, self._asks_for)
+        asked, asks_for = monotonic(), self._asks_for
+        seconds, micros, paused, self.holds, *found = await self._ask(LOOK_AT_MEMBERS, names, asks_for)
         self.asked = asked
-        now = monotonic()
-        named = [(exact_text(raw), is_there) for raw, is_there in zip(found[::2], found[1::2], strict=True)]
-        if self._asks_for:
+        now, step = monotonic(), 3 if LAYOUT in asks_for else 2
+        raws = found[::step]
+        named = [(exact_text(raw), is_there) for raw, is_there in zip(raws, found[1::step], strict=True)]
+        if UNREADABLE in asks_for:
             said = {member: read_numbers(word) for member, word in named if member is not None and word not in (0, 1)}
             self.unreadable = {**said, self._member: self._unreadable}
+        if LAYOUT in asks_for:
+            known = {name: says if lives else name not in self.outdated for (name, lives), says in
+                     zip(named, found[2::step], strict=True)}  # fmt: skip
+            self.outdated = frozenset(name for name, knows in known.items() if name is not None and not knows)
         self._members = sorted(member for member, _ in named if member is not None)
         alive = [member for member, is_there in named if member is not None and is_there != 0]
         self.clock.saw(asked, int(seconds) + int(micros) / 1e6)
@@ -383,7 +405,7 @@ class Membership:
         for news in heard:
             self._apply(*news)
         await self._prune()
-        await self._remove_foreign([raw for raw, (member, _) in zip(found[::2], named, strict=True) if member is None])
+        await self._remove_foreign([raw for raw, (member, _) in zip(raws, named, strict=True) if member is None])
 
     async def _remove_foreign(self, found: list[bytes]) -> None:
         """Another client has written what is no member."""

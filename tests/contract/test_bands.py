@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from collections.abc import Callable
@@ -9,11 +10,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from rsmq import Broker, ConfigError, Message, Reject
 from rsmq.broker.typed_topic import TypedTopic
+from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.model.layout import WITH_BANDS
+from rsmq.redis.client.connector import Connector
 from rsmq.redis.streams import reset_group
 from tests.contract.witness import Witness, ask, settled
 from tests.patience import until
@@ -136,6 +140,30 @@ async def test_a_band_stays_closed_while_a_live_member_does_not_know_it(make_bro
         await broker.topics.find("sms")
         assert (await work.sms.publish("now", band="urgent")).partition_number in numbers
         await until(lambda: sorted(work.started) == ["now", "soon"], "both are handled")
+
+
+async def test_a_member_that_knows_no_bands_and_comes_when_they_are_open_gets_no_partitions(make_broker: Make) -> None:
+    """It has read the distribution of its group before, and is announced after: all partitions are read."""
+    broker = make_broker(partitions=4)
+    work = Work(broker)
+    old = Heartbeat(Connector(str(broker.settings.url), broker.settings), broker.settings, broker.keys, "old")
+    old.start(asyncio.get_running_loop())
+    try:
+        async with broker, broker.running():
+            await open_block(broker, "urgent")
+            assert broker.worker is not None
+            (consumer,) = broker.worker.consumers
+            await until(lambda: len(consumer.lanes) == 12, "it has all partitions")
+            await old.join("sms", "g", {"handler": "h", "ordering": "key"}, lambda: None)
+            await until(lambda: "old" in consumer.membership.live, "it is seen")
+            for number in range(3):
+                done = len(work.started) + 20
+                await work.sms.publish_many([f"{number}.{at}" for at in range(20)], band="urgent")
+                await until(lambda: len(work.started) == done, "all are handled")  # noqa: B023
+            assert len(consumer.lanes) == 12
+            await old.leave("sms", "g")
+    finally:
+        await anyio.to_thread.run_sync(old.stop)
 
 
 @pytest.mark.parametrize("loss", ["layout", "topic", "all"])

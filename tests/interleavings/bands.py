@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from rsmq.errors import BrokerUnavailable, ConfigError, RsmqError
+from rsmq.heartbeat.assignment import eligible
 from rsmq.model.keys import Keys
 from rsmq.model.layout import NORMAL, Layout, read_layout, single
 from rsmq.model.settings import Settings
@@ -512,8 +513,9 @@ class BandMoves:
             yield from self._reads(world, at, process)
         elif role == "old worker":
             yield from self._reads(world, at, process)
-            stopped = with_process(world, at, process._replace(is_alive=False, is_up=False, topic=None))
-            yield f"{process.name} is stopped", stopped, False
+            if not self._scenario.stays or not self._is_open(world):
+                stopped = with_process(world, at, process._replace(is_alive=False, is_up=False, topic=None))
+                yield f"{process.name} is stopped", stopped, False
         elif role == "publisher":
             if self._has_work(world, process, "look"):
                 yield from self._begun(world, at, process, "find")
@@ -560,12 +562,14 @@ class BandMoves:
         yield f"{process.name} publishes {number} to partition {block.first}", after, False
 
     def _reads(self, world: BandWorld, at: int, process: Process) -> Iterator[tuple[str, BandWorld, bool]]:
-        """A message is read and settled. The partitions of a band belong to a member that knows it: while another one
-        of the group does not, it may be that one."""
+        """A message is read and settled. The partitions of a band belong to one of the members that may own some: while
+        one of these does not know the band, it may be that one."""
         assert process.topic is not None
-        is_mixed = any(
-            each.role == "old worker" and each.is_up and each.group == process.group for each in world.members
-        )
+        of_group = [each for each in world.members if each.role in WORKERS and each.group == process.group]
+        infos = {each.name: world.server[self._at[KEYS.alive(NAME, each.group, each.name)]] for each in of_group}
+        live = [each for each in infos if infos[each] is not None]
+        may_own = eligible(live, {each for each in live if b'"layout"' not in infos[each]})
+        is_mixed = any(each.role == "old worker" and each.name in may_own for each in of_group)
         numbers = (0,) if process.role == "old worker" else process.topic.numbers
         for number in numbers:
             if number and is_mixed:
@@ -659,8 +663,8 @@ class BandScenario:
 
     `upkeep`: what workers do besides. `is_strict`: without a lost layout, an open band has every group. `is_crowded`:
     workers open bands also while an operator does; else only when that command has ended or died. `refuses_all`: no
-    worker that knows no bands gets in; `is_late`: it comes when the bands are open. `is_short`: searched in `make
-    test`, too.
+    worker that knows no bands gets in; `is_late`: it comes when the bands are open; `stays`: it is not stopped any more
+    when they are. `is_short`: searched in `make test`, too.
     """
 
     name: str
@@ -672,6 +676,7 @@ class BandScenario:
     is_crowded: bool = False
     refuses_all: bool = True
     is_late: bool = False
+    stays: bool = False
     is_short: bool = False
 
     def search(self, edit: Edit | None = None, show: Callable[[Result], None] = lambda _: None) -> Result:
@@ -722,6 +727,9 @@ LATE_OLD: Final = BandScenario(
 OLD_STARTS: Final = BandScenario(
     "bands: an older worker starts", (ADDS, worker("m1"), old()), refuses_all=False, is_short=True
 )
+OLD_STAYS: Final = BandScenario(
+    "bands: an older worker starts and stays", (ADDS, worker("m1"), old(), PUBLISHES), refuses_all=False, stays=True,
+)  # fmt: skip
 OLD_GROUP: Final = BandScenario(
     "bands: an older worker makes a group", (ADDED, worker("m1"), old("h")), upkeep=TIDIES, refuses_all=False,
     is_late=True, is_short=True,
@@ -757,8 +765,8 @@ LOST_WHILE_STOPPED: Final = BandScenario(
     (ADDED, worker("m2", left=0), ADDS_OTHER), Faults(losses=1), is_strict=False, adds=False, is_short=True,
 )  # fmt: skip
 BAND_SCENARIOS: Final = (
-    ONE_GROUP, CRASH, LOST_REPLY, TWO_GROUPS, SECOND_GROUP, OLD, LATE_OLD, OLD_STARTS, OLD_GROUP, TWO_OPERATORS,
-    OPERATORS_AND_GROUP, RESET, DELETION, STOPPED_GROUP, LOSS, LOST_LAYOUT, LOST_AND_ADDED,
+    ONE_GROUP, CRASH, LOST_REPLY, TWO_GROUPS, SECOND_GROUP, OLD, LATE_OLD, OLD_STARTS, OLD_STAYS, OLD_GROUP,
+    TWO_OPERATORS, OPERATORS_AND_GROUP, RESET, DELETION, STOPPED_GROUP, LOSS, LOST_LAYOUT, LOST_AND_ADDED,
     LOST_WHILE_STOPPED,
     BandScenario("bands: a worker starts", (ADDS, worker("m1", is_up=False), PUBLISHES)),
     BandScenario("bands: a publisher, and a death", (ADDS, worker("m1"), PUBLISHES), Faults(crashes=1), adds=False),
@@ -829,6 +837,10 @@ BAND_EDITS: Final = (
     Edit(
         "a member that says nothing of layouts counts as one that knows them", OLD, Layout, "is_known_by",
         "isinstance(version, int) and version", "version is None or version",
+    ),
+    Edit(
+        "a member that says nothing of layouts may own partitions", OLD_STAYS, SELF, "eligible",
+        "if member not in outdated", "",
     ),
     Edit(
         "a member that knows another band under these numbers counts as one that knows this one", LOST_AND_ADDED,

@@ -16,7 +16,7 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import call_quotas
 from rsmq.errors import BrokerError, BrokerUnavailable, NotPermitted
-from rsmq.heartbeat.assignment import assign
+from rsmq.heartbeat.assignment import assign, eligible
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership
@@ -129,8 +129,9 @@ class Rebalancer:
             await self._fetchers.interrupt()
 
     def _owners(self) -> Sequence[str]:
-        """The live members that may own partitions: with a limit over the group, those that may run calls."""
-        live, handler = self._membership.live, self._context.handler
+        """The live members that may own partitions: with a limit over the group, those that may run calls. Where the
+        topic has more than one block, not those that know none: they would read only what the first block has."""
+        live, handler = eligible(self._membership.live, self._membership.outdated), self._context.handler
         if handler.most_calls is None:
             return live
         limit = handler.most_calls - handler.bands.reserved

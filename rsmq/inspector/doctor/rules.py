@@ -364,8 +364,8 @@ def check_gateways(facts: QueueFacts) -> Iterator[str]:
 
 
 def check_bands(facts: QueueFacts) -> Iterator[str]:
-    """Every band is open, and read: live members keep one closed that they do not know. One that starts while a band is
-    opened may be too late for that, and owns partitions that it does not read."""
+    """Every band is open: live members keep one closed that they do not know. One that starts while a band is opened
+    may be too late for that, and gets no partitions."""
     for name, topic in sorted(facts.topics.items()):
         if topic.layout.following is not None:
             yield (
@@ -385,8 +385,8 @@ def check_bands(facts: QueueFacts) -> Iterator[str]:
         if known is not None and known.layout.has_bands and not known.layout.waits and old:
             yield (
                 f"{title(group)} has {count(len(old), 'member')} of an older version that knows no bands "
-                f"({', '.join(old[:MOST_NAMED])}): what is in the bands of its partitions waits. Start it again with "
-                f"this version of rsmq"
+                f"({', '.join(old[:MOST_NAMED])}): the others leave it no partitions. Start it again with this version "
+                f"of rsmq"
             )
 
 

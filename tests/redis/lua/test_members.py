@@ -51,6 +51,20 @@ async def test_look_at_members_reports_what_members_of_a_cluster_cannot_read(cli
     assert found == {b"reads all": 1, b"some": b"3,17", b"odd": 1, b"a set": 1, b"is gone": 0}
 
 
+@pytest.mark.parametrize("words", [("layout",), ("unreadable", "layout")])
+async def test_look_at_members_reports_who_knows_a_layout(client: Client, keys: Keys, words: tuple[str, ...]) -> None:
+    """Of each heartbeat, behind what it cannot read; what another client has written says nothing."""
+    for name, info in (("old", "{}"), ("new", '{"layout": 0, "unreadable": "3"}'), ("spark", '{"layout":9007}')):
+        await client.execute_command("SET", keys.alive("t", "g", name), info)
+    await client.execute_command("SADD", keys.alive("t", "g", "a set"), "x")
+    await client.execute_command("SADD", keys.members("t", "g"), "old", "new", "spark", "a set", "is gone")
+    _, _, _, _, *members = await look(client, keys, *words)
+    found = dict(zip(members[::3], zip(members[1::3], members[2::3], strict=True), strict=True))
+    reads = b"3" if "unreadable" in words else 1
+    others = {b"old": (1, 0), b"spark": (1, 1), b"a set": (1, 0), b"is gone": (0, 0)}
+    assert found == {b"new": (reads, 1), **others}
+
+
 async def test_look_at_group_counts_members_and_says_whether_one_watches(client: Client, keys: Keys) -> None:
     """Also of a group that is unknown. It creates no key."""
     names = (keys.members("t", "g"), keys.group("t", "g"), keys.watched("t", "g"))
