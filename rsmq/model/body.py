@@ -96,11 +96,21 @@ class Body:
         """Give it a name of its own, for one put."""
         self.name = f"{deployment}/{self.topic}/{self.digest.hex()}.{secrets.token_hex(16)}"
 
+    def fields(self, enc: str) -> tuple[str, ...]:
+        """What its entry says of it. `enc`: how the body itself is encoded; may be empty."""
+        return "enc", f"{enc};{REF}" if enc else REF, REF, self.name
+
     def again(self) -> Body:
         """The same for another put, under a new name."""
         other = copy(self)
         other.put_at = float("-inf")
         other.call(self.name.partition("/")[0])
+        return other
+
+    def holding(self, data: bytes) -> Body:
+        """The same body under the same name with its bytes, or without them where they are not needed now."""
+        other = copy(self)
+        other.data = data
         return other
 
     def note_put(self, began: float) -> None:

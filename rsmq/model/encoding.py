@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from rsmq.errors import CannotDecode, ConfigError, Malformed, MessageError, TooLarge
-from rsmq.model.body import REF, BodyFolder, Offloading, check_body, is_outside, without_ref
+from rsmq.model.body import BodyFolder, Offloading, check_body, is_outside, without_ref
 from rsmq.model.settings import Settings
 
 ENC: Final = b"enc"
@@ -176,7 +176,7 @@ class Encoding:
         data, enc = self._sealed(data, message_id, key, content_type)
         if len(data) > folder.above or size > self.limit:
             body = folder.take(message_id, data)
-            return body.digest, (*extra, "enc", f"{enc};{REF}" if enc else REF, REF, body.name)
+            return body.digest, (*extra, *body.fields(enc))
         return data, (*extra, "enc", enc) if enc else tuple(extra)
 
     def read(self, name: str) -> bytes:

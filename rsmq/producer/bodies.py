@@ -30,7 +30,7 @@ class BodyWriter:
     def __init__(self, bodies: Offloading, client: Client, keys: Keys, limit: int) -> None:
         """`limit`: what is larger goes to the store in any case."""
         self._bodies = bodies
-        self._above = min(bodies.above, limit)
+        self.above = min(bodies.above, limit)
         self._client = client
         self._keys = keys
         self._deployment = ""
@@ -49,7 +49,7 @@ class BodyWriter:
             finally:
                 if self._learning is not None and self._learning.done():
                     self._learning = None
-        return BodyFolder(topic, self._deployment, self._above, self._bodies.largest)
+        return BodyFolder(topic, self._deployment, self.above, self._bodies.largest)
 
     async def _learn(self) -> None:
         self._deployment = await deployment_id(self._client, self._keys, self._deployment)

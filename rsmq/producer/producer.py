@@ -337,6 +337,37 @@ class Producer:
         await self._bodies.put(folder.bodies)
         return folder.bodies[0]
 
+    @property
+    def above(self) -> int | None:
+        """A message whose stored form has more bytes has its body in the store; None: there is no store."""
+        return None if self._bodies is None else self._bodies.above
+
+    async def offload(self, topic: str, message_id: str, data: bytes) -> Body:
+        """Put the stored form of a message into the store. Raises StoreUnavailable, and ConfigError without a store."""
+        if self._bodies is None:
+            raise ConfigError("this producer has no store of bodies: give its broker offload=Offload(...)")
+        folder = await self._bodies.folder(topic)
+        body = folder.take(message_id, data)
+        await self._bodies.put(folder.take_all())
+        return body
+
+    async def stored_form(
+        self, topic: str, data: bytes, message_id: str, key: str | None, content_type: str, extra: tuple[str, ...]
+    ) -> tuple[bytes, tuple[str, ...], Body | None]:
+        """What is stored for a payload, the further fields of its entry, and its body if that is in the store now.
+        Raises TooLarge, and StoreUnavailable."""
+        if self.encoding is None:
+            return data, extra, None
+        folder = None if self._bodies is None else await self._bodies.folder(topic)
+        data, extra = self.encoding.extend(data, message_id, key, content_type, extra, folder)
+        return data, extra, await self._stored_body(folder)
+
+    async def keep_body(self, body: Body) -> None:
+        """After the entry is stored: a body that was put too long before is looked for, and put again if it was swept.
+        Raises StoreUnavailable."""
+        if self._bodies is not None:
+            await self._bodies.keep([body])
+
     async def refreshed(self, output: Output) -> Output | None:
         """The output under a new name of its body, if that was put so long ago that no entry may name it any more.
         Raises StoreUnavailable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -15,11 +16,13 @@ import anyio
 from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, func, select, type_coerce, update
 from sqlalchemy.types import NullType
 
-from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized, PartitionSealed, TopicFull
+from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized, PartitionSealed, StoreUnavailable, TopicFull
+from rsmq.model.body import Body
 from rsmq.model.clock import to_ms
 from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.keys import check_name
 from rsmq.model.layout import Block
+from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
 from rsmq.model.own_tasks import own_tasks
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
@@ -42,6 +45,8 @@ MOST_ROWS: Final = 2000
 FIRST_ROWS: Final = 100
 MOST_BYTES: Final = 16 << 20
 MOST_IN_CALL: Final = 500
+BYTES: Final = bytes | bytearray | memoryview
+"""What drivers give for a payload."""
 STATUS_SECONDS: Final = 5.0
 STRANGE_SECONDS: Final = 10.0
 """Rows of another prefix that have waited so long are named in the log: perhaps no worker has that prefix."""
@@ -191,6 +196,9 @@ class OutboxRelay:
         self._deleted: dict[TopicPartition, set[bytes]] = {}
         self._before = dict[TopicPartition, frozenset[bytes]]()
         self._full: dict[str, float] = {}
+        self._bodies = dict[int, Body]()
+        """Of rows that are relayed, or wait for room: what was put into the store, by their numbers."""
+        self._throttled = ThrottledLog(log)
         self.relayed = 0
         """Rows that were moved into their topics by this process."""
         self._page_ms: int | None = None
@@ -236,6 +244,7 @@ class OutboxRelay:
             if leadership.epoch != epoch:
                 epoch = leadership.epoch
                 self._deleted.clear()
+                self._bodies.clear()
                 log.info("%s relays the outbox of %r", self._context.member, self._database)
             await self._claim.keep(self._context)
             self.is_leading = True
@@ -288,19 +297,61 @@ class OutboxRelay:
         self._limit = max(1, min(MOST_ROWS, self._limit * 10, MOST_BYTES * len(rows) // max(1, size)))
         relayed, self._page_ms = RelayedRows(), None
         parts, withdrawn = parts_of(rows)
+        await self._put_bodies([row for row in rows if row[SEQ] not in withdrawn])
         try:
             for part in parts:
                 if is_apart(part[0]) or part[0][SEQ] in withdrawn:
                     await self._relay_apart(epoch, part[0], relayed)
                 else:
                     await self._relay_plain(epoch, part, relayed)
+            await self._keep_bodies(relayed.done)
         finally:  # also if the server has failed in between: what it has confirmed need not be asked for again
             with anyio.CancelScope(shield=True):
                 await self._remove(relayed.done, relayed.refused)
             for partition, ids in relayed.ids.items():
                 self._deleted.setdefault(partition, set()).update(ids)
             self.relayed += relayed.messages
+            for seq in (*relayed.done, *[seq for seq, _ in relayed.refused]):
+                self._bodies.pop(seq, None)
+            self._bodies = {seq: body.holding(b"") for seq, body in self._bodies.items()}
         return len(relayed.done) + len(relayed.refused)
+
+    async def _put_bodies(self, rows: Sequence[Row]) -> None:
+        """Put what is large into the store before an entry names it. While the store is away, all rows of such a topic
+        wait: none overtakes."""
+        above = None if self._context.actions is None else self._context.actions.above
+        if above is not None:
+            large = [row for row in rows if isinstance(row[PAYLOAD], BYTES) and len(row[PAYLOAD]) > above]
+            puts = [self._put_body(row) for row in large if row[TOPIC] not in self._full]
+            failed = [each for each in await asyncio.gather(*puts, return_exceptions=True) if each is not None]
+            if failed:
+                raise failed[0]
+
+    async def _put_body(self, row: Row) -> None:
+        body, payload = self._bodies.get(row[SEQ]), bytes(row[PAYLOAD])
+        if body is not None and body.is_fresh:
+            self._bodies[row[SEQ]] = body.holding(payload)
+            return
+        with suppress(ConfigError, ValueError):  # it is refused when its turn comes
+            topic = check_name("topic", row[TOPIC])
+            try:
+                self._bodies[row[SEQ]] = await self._actions.offload(topic, id_in(row), payload)
+            except StoreUnavailable as error:
+                self._throttled.warn(f"rows of the outbox for {topic} wait for the store of their bodies", error)
+                self._full[topic] = time.monotonic() + FULL_SECONDS
+
+    async def _keep_bodies(self, done: Sequence[int]) -> None:
+        """This process may have stood still between a put and its entry, for so long that a sweep has come between."""
+        for body in [self._bodies[seq] for seq in done if seq in self._bodies]:
+            while not body.is_fresh:
+                try:
+                    await self._actions.keep_body(body)
+                    break
+                except StoreUnavailable as error:
+                    self._throttled.warn(
+                        f"rows of the outbox for {body.topic} wait for the store of their bodies", error
+                    )
+                    await anyio.sleep(FULL_SECONDS)
 
     async def _relay_plain(self, epoch: int, rows: Sequence[Row], relayed: RelayedRows) -> None:
         """Append messages without a unique name, many at once."""
@@ -347,10 +398,11 @@ class OutboxRelay:
             due = f"+{max(0, int(due[1:]))}"
         name, message_id = options.name(waited), options.message_id or str(id_of(row_id))
         fields_of(message_id, key, kind, payload, headers)  # raises for what no reader can decode
-        extra = (*options.expiry(waited, await self._server_ms(options)), *(("enc", str(enc)) if enc else ()))
+        expiry, body = options.expiry(waited, await self._server_ms(options)), self._bodies.get(seq)
+        data, extra = stored_form(bytes(payload), enc, body, expiry)
         assert name is not None
         message = EncodedMessage(
-            check_name("topic", topic), bytes(payload), kind or JSON, message_id, name.name if key is None else key,
+            check_name("topic", topic), data, kind or JSON, message_id, name.name if key is None else key,
             read_headers(headers.encode()) if headers else None, extra, "" if due is None else str(due), band,
             max(self._replicas, options.wait_replicas),
         )  # fmt: skip
@@ -413,7 +465,7 @@ class OutboxRelay:
                 message_id = options.message_id or str(own)
                 waited = 0 if more is None else waited_ms(created_at, now, is_coarse=self._has_coarse_clock)
                 extra = () if more is None else options.expiry(waited, await self._server_ms(options))
-                fields = fields_of(message_id, key, kind, payload, headers, enc, extra)
+                fields = fields_of(message_id, key, kind, payload, headers, enc, extra, self._bodies.get(seq))
                 partition = name, (await self._block(topic, band)).partition_for(message_id if key is None else key)
             except (ConfigError, MessageError, ValueError) as error:
                 refused.append((seq, str(error)))
@@ -570,17 +622,28 @@ def fields_of(
     headers: str | None,
     enc: str | None = None,
     extra: Sequence[str] = (),
+    body: Body | None = None,
 ) -> list[bytes | str]:
-    """The fields of the stream entry. Raises for a row that no publisher of ours has written and none can read."""
-    if not isinstance(payload, bytes | bytearray | memoryview):
+    """The fields of the stream entry. `body`: the payload is in the store. Raises for a row that no publisher of ours
+    has written and none can read."""
+    if not isinstance(payload, BYTES):
         raise ValueError(f"the payload is {type(payload).__name__}, not bytes: write a BLOB")
     if not isinstance(headers, str | None):
         raise ValueError(f"the headers are {type(headers).__name__}, not text")
     if len(payload) > LARGEST_PAYLOAD:
         raise Oversized(len(payload), LARGEST_PAYLOAD)
     read = read_headers(headers.encode()) if headers else None
-    extra = (*extra, "enc", str(enc)) if enc else extra
-    return entry_fields(bytes(payload), message_id, key, content_type or JSON, read, extra)
+    data, extra = stored_form(bytes(payload), enc, body, extra)
+    return entry_fields(data, message_id, key, content_type or JSON, read, extra)
+
+
+def stored_form(
+    payload: bytes, enc: str | None, body: Body | None, extra: Sequence[str]
+) -> tuple[bytes, tuple[str, ...]]:
+    """What the entry has as `data`, and its further fields: those of the payload, or of its body in the store."""
+    if body is None:
+        return payload, ((*extra, "enc", str(enc)) if enc else tuple(extra))
+    return body.digest, (*extra, *body.fields(str(enc) if enc else ""))
 
 
 def delete_rows(connection: Connection, seqs: list[int]) -> None:

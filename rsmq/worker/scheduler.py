@@ -17,13 +17,12 @@ import anyio.to_thread
 from rsmq.errors import BrokerError, ConfigError, PartitionSealed
 from rsmq.handler.schedule import EncodedPayload, Schedule, Trigger, due_ticks, payload_of, read_rule, rule_json
 from rsmq.model.clock import monotonic, to_ms
-from rsmq.model.encoding import Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
 from rsmq.model.schedule_run import RunResult, ScheduleRun, short_error
 from rsmq.model.settings import Settings
 from rsmq.model.words import count, duration
-from rsmq.producer.publication import Preparation
+from rsmq.producer import Producer
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import LEAD_SCHEDULE, NOTE_RUN, OK, PUBLISH_TICK
 from rsmq.redis.topics import Topic, Topics, lookup_topic
@@ -77,12 +76,11 @@ class Scheduler:
         """When a schedule that has failed is tried again, by the monotonic clock."""
         self._ahead: set[tuple[str, str]] = set()
         """Schedules whose last tick is ahead of the server's clock."""
-        self.prepare: Preparation | None = None  # as of the producer of this process
-        self._encoding: Encoding | None = None
+        self._producer: Producer | None = None
 
-    def encode_by(self, encoding: Encoding | None) -> None:
-        """Compress and encrypt what is published; None: publish payloads as they are."""
-        self._encoding = encoding
+    def publish_by(self, producer: Producer | None) -> None:
+        """Complete or refuse, encode and offload what is published as the producer of this process does."""
+        self._producer = producer
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until `stop`. It then releases the schedules, so that another worker goes on at once."""
@@ -200,17 +198,20 @@ class Scheduler:
         """
         schedule, began = led.schedule, monotonic()
         fields: list[bytes | str] = []
-        message_id = ""
+        message_id, body = "", None
         try:
             payload = await payload_of(schedule, tick)
             if payload is not None:
                 data, kind = payload if isinstance(payload, EncodedPayload) else encode_payload(payload)
                 message_id, headers = f"{schedule.message_id(tick)}{'' if is_tick else '-run'}", schedule.headers
-                if self.prepare is not None:
-                    headers = self.prepare(led.topic.name, payload, headers, schedule.key, message_id=message_id)
-                extra: Sequence[str] = schedule.expiry(tick)
-                if self._encoding is not None:
-                    data, extra = self._encoding.extend(data, message_id, schedule.key, kind, extra)
+                producer, extra = self._producer, schedule.expiry(tick)
+                if producer is not None:
+                    if producer.prepare is not None:
+                        headers = producer.prepare(
+                            led.topic.name, payload, headers, schedule.key, message_id=message_id
+                        )
+                    about = (led.topic.name, data, message_id, schedule.key, kind, extra)
+                    data, extra, body = await producer.stored_form(*about)
                 fields = entry_fields(data, message_id, schedule.key, kind, headers, extra)
         except BrokerError:
             raise
@@ -220,7 +221,10 @@ class Scheduler:
             return False
         result: RunResult = "published" if fields else "nothing"
         run = led.report(tick, result, began, message_id=message_id, is_asked=not is_tick)
-        if await self._record(led, str(tick) if is_tick else f"+{tick}", run, fields) != b"FULL":
+        word = await self._record(led, str(tick) if is_tick else f"+{tick}", run, fields)
+        if body is not None and self._producer is not None:
+            await self._producer.keep_body(body)
+        if word != b"FULL":
             self._not_before.pop(schedule.full_name, None)
             return True
         run = led.report(tick, "full", began, error="the topic is full", is_asked=not is_tick)

@@ -124,8 +124,7 @@ class Worker:
                 for role in self._roles():
                     upkeep.start_soon(role)
                 async with anyio.create_task_group() as serving:
-                    self._scheduler.prepare = self.producer.prepare if self.producer else None
-                    self._scheduler.encode_by(self.producer.encoding if self.producer else None)
+                    self._scheduler.publish_by(self.producer)
                     serving.start_soon(self._scheduler.run)
                     serving.start_soon(self._services.run)
                     for consumer in self.consumers:

@@ -185,6 +185,7 @@ async def test_a_body_that_is_gone_is_a_dead_letter_of_its_own_reason(
             store.bodies |= {name: data for name, data in kept.items() if name != gone}
             store.bodies[changed] = b"x" + store.bodies[changed][1:]
             await dies(broker, "t", "g", 2)
+            await until(lambda: witness.seen, "the third is handled: it is looked at once more within a second")
         letters = await letters_of(broker, "t", "g")
     assert [letter.reason for letter in letters] == ["lost-body"] * 2
     assert {"digest differs" in letter.error for letter in letters} == {True, False}
@@ -296,6 +297,30 @@ async def test_a_handler_that_cannot_reach_the_store_for_its_output_loses_no_att
 def first_bytes(payload: dict[str, Any], message: Message) -> None:
     """A handler in a process of its own: it writes what it has got."""
     Path(payload["path"]).write_text(f"{len(payload['x'])} {len(message.data) > LARGE} {sorted(message.headers)}")
+
+
+async def test_a_tick_of_a_schedule_may_be_large(stored: MakeBroker, store: MemoryStore, witness: Witness) -> None:
+    """It waits for the store, and its body is there before its entry."""
+    broker = stored(codecs=True)
+    tried = list[int]()
+
+    @broker.every("100ms", "t", missed="skip")
+    def album() -> dict[str, Any]:
+        tried.append(1)
+        return large(1)
+
+    @broker.handler("t", group="g", partitions=1)
+    async def take(payload: dict[str, Any]) -> None:
+        witness.note(payload["n"])
+
+    store.is_away = True
+    async with broker, broker.running():
+        await until(lambda: tried, "a tick is tried")
+        assert witness.seen == []
+        store.is_away = False
+        await until(lambda: witness.seen, "a tick is handled")
+        entries = await ask(broker, "XRANGE", broker.keys.stream("t", 0), "-", "+")
+    assert all(fields[-1].decode() in store.names for _, fields in entries)
 
 
 async def test_a_handler_in_another_process_gets_a_large_payload(stored: MakeBroker, tmp_path: Path) -> None:
