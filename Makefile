@@ -73,6 +73,7 @@ chaos: $(READY) ## Every fault of tests/chaos/README.md on every server, 20 000 
 
 simulation: $(READY) $(OTHER) ## 20 000 races on virtual time (an hour or more), and the same traces under two Pythons; SEEDS=1000
 	@$(BIN)/python -m pytest tests/contract/test_simulation.py
+	@$(BIN)/python -m tests.simulation --failed --jobs 2
 	@$(BIN)/python -m tests.simulation --count $(or $(SEEDS),20000) --jobs 2
 	@$(BIN)/python -m tests.simulation --encoded --count 2000 --jobs 2
 

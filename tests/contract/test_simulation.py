@@ -48,9 +48,9 @@ def digests(running: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.timeout(1800)
 def test_seeds_of_the_simulator_keep_every_promise() -> None:
     """Workers that die, freeze, stop and are cut off lose nothing and keep the order of each key."""
-    done = simulate("--seed", "1", "--count", "40", "--minutes", "0.1", "--jobs", "2")
+    done = simulate("--seed", "1", "--count", "24", "--minutes", "0.1", "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "40 of 40 seeds are clean" in done.stdout
+    assert "24 of 24 seeds are clean" in done.stdout
 
 
 def test_seeds_with_encoded_messages_keep_every_promise() -> None:
@@ -64,9 +64,10 @@ def test_seeds_with_encoded_messages_keep_every_promise() -> None:
 
 
 def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
-    """Each fails as soon as the bug of its line is put back: `python -m tests.simulation.museum` has found it so."""
-    seeds = {line.split()[0] for line in FAILED.read_text().splitlines()}
-    done = simulate("--failed", "--jobs", "2")
+    """Each fails as soon as the bug of its line is put back: `python -m tests.simulation.museum` has found it so. Every
+    third one here, all of them in `make simulation`."""
+    seeds = sorted({line.split()[0] for line in FAILED.read_text().splitlines()}, key=int)[::3]
+    done = simulate("--seed", *seeds, "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(seeds)} of {len(seeds)} seeds are clean" in done.stdout
 
