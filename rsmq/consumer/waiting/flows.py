@@ -29,11 +29,7 @@ FEWEST: Final = 8
 class KeyFlow(deque[Message]):
     """What waits behind one key: messages in memory, and after them only the ids of others, as long as there are."""
 
-    __slots__ = ("ids",)
-
-    def __init__(self, messages: Iterable[Message] = (), maxlen: int | None = None) -> None:
-        super().__init__(messages, maxlen)
-        self.ids: Ids | None = None
+    ids: Ids | None = None  # of the class until there are some: a flow is made for every second message
 
 
 NONE: Final = KeyFlow(maxlen=0)

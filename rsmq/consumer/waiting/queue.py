@@ -84,6 +84,7 @@ class Queue:
             return
         flows, is_ordered, is_serial = lane.flows, self.is_ordered, self._is_serial
         waiting = flows.waiting
+        is_usual = not (is_ahead or flows.parked or flows.held or flows.resting)
         self.in_flight += len(messages)
         for message in messages:
             if is_serial:
@@ -91,14 +92,18 @@ class Queue:
             key = message.routing_key
             if is_ordered and key is not None:
                 behind = waiting.get(key)
-                if behind and behind.ids is None and not is_ahead and not flows.parked and not flows.held:
-                    behind.append(message)  # the usual one of those behind: without the call
+                if behind is None:
+                    waiting[key] = NONE  # taken, and nothing behind it: one object for all such keys
+                elif is_usual and behind.ids is None:  # without the call
+                    if behind is NONE:
+                        waiting[key] = KeyFlow((message,))
+                    else:
+                        behind.append(message)
                     self.behind += 1
                     continue
-                if behind is not None:
+                else:
                     self._add_behind(lane, message, key, behind, is_ahead=is_ahead)
                     continue
-                waiting[key] = NONE  # taken, and nothing behind it: one object for all such keys
             if message.is_suspect:
                 self._admit(message)
             else:
@@ -790,10 +795,13 @@ class Queue:
         flows = lane.flows
         waiting = flows.waiting
         behind = waiting.get(key)
-        if behind is NONE:
-            del waiting[key]  # nearly always: without the call
-            return
-        following = behind.popleft() if behind and behind.ids is None else flows.next(key)
+        if behind is not None and behind.ids is None:  # nearly always: without the call
+            if not behind:
+                del waiting[key]
+                return
+            following: Message | None = behind.popleft()
+        else:
+            following = flows.next(key)
         if following is not None:
             self.behind -= 1
             if following.is_suspect:
