@@ -292,13 +292,15 @@ class Consumer:
             await self.follow()
 
     async def follow(self, found: Topic | None = None) -> None:
-        """Take over what has changed in the layout of the topic, and say so. Raises BrokerError.
+        """Take over what has changed in the topic, and say so if that is its layout. Raises BrokerError.
 
         `found`: the topic, if it was just read. A layout that the server has lost is written again.
         """
         context, group = self._context, self.handler.group
         changed = await newer_topic(Topics(context.client, context.keys, self._settings), self.topic, group, found)
         if changed is None:
+            if found is not None and found.layout.stored == self.topic.layout.stored:
+                context.follow(found)  # other limits
             return
         context.follow(changed)
         self._use_layout()

@@ -84,6 +84,11 @@ class Topic(Addressed):
         """All its partitions, rising. A loop over the partitions of a topic goes over these."""
         return self.layout.numbers
 
+    @property
+    def trims(self) -> bool:
+        """Whether it removes its oldest entries itself when it is full."""
+        return self.max_length > 0 and self.on_full == "trim"
+
     def in_band(self, band: str) -> Topic:
         """The topic for one who publishes all in a band: there `normal` is the block of that band."""
         other = replace(self)
@@ -270,7 +275,8 @@ class Topics:
         return sorted(found)
 
     async def change(self, /, name: str, **limits: Any) -> Topic:
-        """Set `max_length`, `on_full`, `retention_age`, `retention_length` or `archive`. Publishers follow within 10 s.
+        """Set `max_length`, `on_full`, `retention_age`, `retention_length` or `archive`. Publishers follow within 10 s,
+        workers within `retention_interval`.
 
         With `archive=off` the positions of all archives are deleted, so that a dead archive does not stop retention.
         """

@@ -178,7 +178,7 @@ class Auditor:
             lane.recovery.restart()
         before, audit.delivered = audit.delivered, delivered
         topic = await self._topics.find(lane.topic) if removed else None
-        if topic is not None and not (topic.max_length > 0 and topic.on_full == "trim"):  # else it trims itself
+        if topic is not None and not topic.trims:  # else it trims itself
             consumer.stats.update(deleted=removed)
             is_harmless = (
                 before is not None

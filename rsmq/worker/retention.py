@@ -75,8 +75,8 @@ class Retention:
                 removed += await self._attempt(f"{name}.{partition}", self.trim(known, partition)) or 0
                 await self._attempt(f"{name}.{partition} names", self.forget_names(name, partition))
         for consumer in self._consumers:
-            known, own = found.get(consumer.topic.name), consumer.topic.layout
-            if own.has_more if known is None else known.layout.stored != own.stored:
+            known, own = found.get(consumer.topic.name), consumer.topic
+            if own.layout.has_more if known is None else known != own:
                 await self._attempt(f"{consumer.topic.name} bands", consumer.follow(known))
             served, group = consumer.topic.name, consumer.handler.group
             for partition in [*consumer.lanes]:

@@ -37,6 +37,14 @@ async def test_flushall_is_survived(run_scenario: RunScenario, distribution: str
     await run_scenario("flushall", distribution=distribution)
 
 
+@pytest.mark.parametrize("how", ["flushall", "group reset", "failover", "one attempt", "full topic"])
+async def test_what_waits_as_an_id_is_no_dead_letter_when_the_server_forgets_it(
+    run_scenario: RunScenario, how: str
+) -> None:
+    """Also if a full topic trims it, or its owner is killed: what comes afterwards is handled, in order."""
+    await run_scenario("ids waiting that the server forgets", how=how)
+
+
 async def test_destroyed_group_is_created_again(run_scenario: RunScenario) -> None:
     """The group is destroyed in every partition: it is created again from the start; repeats, but no loss."""
     await run_scenario("group is destroyed")

@@ -177,6 +177,27 @@ async def test_deleted_trimmed_and_cancelled_messages_leave_their_flow(hot: Hot)
     assert hot.order == expected
 
 
+async def test_what_a_full_topic_trims_leaves_its_flow_without_dead_letters(
+    make_broker: Make, witness: Witness
+) -> None:
+    """Also if the topic was told to trim after its worker had started."""
+    broker = make_broker(prefetch=PREFETCH, partitions=1, retention_interval="50ms")
+    hot = Hot(broker, witness)
+    async with broker.running():
+        await hot.publish(12 * PREFETCH)
+        await until(lambda: far_of(broker) > 10 * PREFETCH, "most wait as ids")
+        (consumer,) = broker.worker.consumers  # type: ignore[union-attr]
+        await broker.topics.change("t", max_length=100, on_full="trim")
+        await until(lambda: consumer.topic.on_full == "trim", "the worker knows")
+        await broker.publish_many("t", [{"n": n} for n in range(12 * PREFETCH, 13 * PREFETCH)], key=lambda _: "hot")
+        hot.gate.set()
+        await settled(broker, "t")
+        assert consumer.stats["trimmed"] > 5 * PREFETCH
+        assert not await dead(broker, "t", "g")
+    assert hot.order[-1] == 13 * PREFETCH - 1
+    assert hot.order == sorted(hot.order)
+
+
 async def test_batches_keep_order_of_a_key_with_a_backlog(make_broker: Make, witness: Witness) -> None:
     """A batch takes many of a key, and the rest is read again in time."""
     broker, gate = make_broker(prefetch=PREFETCH, partitions=1), anyio.Event()

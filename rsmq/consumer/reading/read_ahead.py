@@ -45,7 +45,7 @@ class ReadAhead:
         self._page_limit = context.client.page_limit
         self._member = context.member
         self._stats = context.stats
-        self._topic = context.topic
+        self._context = context
         self._policy = context.handler.retry
         self._lanes = context.lanes
         self._runner = runner
@@ -187,7 +187,7 @@ class ReadAhead:
     @property
     def _trims(self) -> int:
         """Whether the topic itself removes entries when it is full."""
-        return int(self._topic.max_length > 0 and self._topic.on_full == "trim")
+        return int(self._context.topic.trims)
 
     def __repr__(self) -> str:
         return f"<ReadAhead {self._queue!r}>"

@@ -75,7 +75,7 @@ class Reclaimer:
         self._settler = settler
         self._stats = context.stats
         self._lanes = context.lanes
-        self._topic = context.topic
+        self._context = context
         self._largest = 0  # bytes of a body so far
         self._is_sparse = False  # what is pending is not in a row
         self._is_by_key = context.handler.by is not None
@@ -257,7 +257,7 @@ class Reclaimer:
     @property
     def _trims(self) -> int:
         """Whether the topic itself removes entries when it is full."""
-        return int(self._topic.max_length > 0 and self._topic.on_full == "trim")
+        return int(self._context.topic.trims)
 
     async def _adopt(self, lane: Lane, cursor: bytes, room: int, *, source: str) -> bytes | None:
         """Shared distribution: one page of what a member has, this one or a dead one."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
 import anyio
 import redis
 
 from rsmq.testing.proxy import Proxy
 from tests.chaos.catalogue import scenario
-from tests.chaos.checker import Verdict
+from tests.chaos.checker import Never, Verdict
 from tests.chaos.publisher import PublisherJob
 from tests.chaos.scenario_run import ScenarioRun
 from tests.chaos.scenarios.keys import PARTITIONS
@@ -179,26 +180,35 @@ def _ids_of_two(one: dict[bytes, object], other: dict[bytes, object]) -> int:
 
 @scenario("A43", injection="with room for 40 messages in memory, while 1500 of five keys wait as ids (100 000 in the "
           "long form): FLUSHALL; or the group is reset to its beginning; or the master is lost with its last writes; "
-          "or SIGKILL of the busiest of two workers, whose messages have one attempt",
+          "or SIGKILL of the busiest of two workers, whose messages have one attempt; or the topic is full and trims, "
+          "and the busiest worker is killed",
           bound="what is published afterwards is handled, in order; nothing that waited as an id is a dead letter",
           variants=(
               {"how": "flushall"}, {"how": "group reset"}, {"how": "failover"}, {"how": "one attempt"},
+              {"how": "full topic"},
           ))  # fmt: skip
 async def ids_waiting_that_the_server_forgets(testbed: Testbed, how: str) -> Verdict:
     """An id without its message is worth nothing when the server gives it to another one, or does not know it."""
     pair = await Pair.begin(testbed) if how == "failover" else None
     server = await testbed.server() if pair is None else None
-    given = {"workers": 2, "lease": 30 if how == "one attempt" else 2, "prefetch": 40, "concurrency": 8}
+    given = {"workers": 0, "lease": 30 if how == "one attempt" else 2, "prefetch": 40, "concurrency": 8}
     given["attempts"] = 1 if how == "one attempt" else 5
     url = pair.front.url if pair is not None else server.url  # type: ignore[union-attr]
     run = await testbed.begin(ScenarioRun, url, **given)
-    await run.burst(100_000 if run.seconds else 1500, keys=5, seconds=0.0002, failing=0)
+    if how == "full topic":
+        await run.broker.topics.ensure(TOPIC)
+        await run.broker.topics.change(TOPIC, max_length=100_000, on_full="trim")
+    await run.processes.start_workers(2)
+    slow = 0.005 if how == "full topic" else 0.0002
+    await run.burst(100_000 if run.seconds else 1500, keys=5, seconds=slow, failing=0)
     await run.handles(100)
     if how == "one attempt":
         return await _with_one_attempt(run)
     if how == "flushall":
         ask(server, "FLUSHALL")  # type: ignore[arg-type]
         return await after_all_is_lost(run)
+    if how == "full topic":
+        return await _trims(run)
     _loses(run, how)
     if pair is not None:
         kept = set(run.history.stored)
@@ -213,6 +223,34 @@ async def ids_waiting_that_the_server_forgets(testbed: Testbed, how: str) -> Ver
     await run.recovers()
     all_alive(run)
     return await run.verdict(seconds=300 if run.seconds else 60)
+
+
+MOST_OF_A_FULL_TOPIC: Final = 100
+"""Entries of a partition. The server removes whole blocks of a hundred."""
+
+
+async def _fill(run: ScenarioRun) -> None:
+    """Publish more than there is room for: what was published before, and part of this, may be trimmed."""
+    await run.burst(2500, keys=5, seconds=0.005, failing=0)
+    run.history.given_up |= dict.fromkeys(run.history.stored, "the topic was full")
+
+
+async def _trims(run: ScenarioRun) -> Verdict:
+    """Ids whose messages the topic removes are counted, and are no dead letters, also after their owner was killed."""
+    await run.broker.topics.change(TOPIC, max_length=MOST_OF_A_FULL_TOPIC)
+    await _fill(run)
+    await run.until(lambda: "before their turn came" in run.processes.log(10**8), "what was trimmed is counted")
+    victim = run.busiest()
+    victim.kill()
+    run.excuse("killed", victim)
+    await _fill(run)
+    await run.until_settled()
+    await run.broker.topics.change(TOPIC, max_length=0)
+    await run.burst(200, keys=5, failing=0)
+    verdict = await run.verdict(seconds=300 if run.seconds else 60)
+    run.lost = sum(isinstance(each, Never) for each in verdict.findings)
+    assert run.lost > 0, "nothing was trimmed"
+    return verdict
 
 
 async def _with_one_attempt(run: ScenarioRun) -> Verdict:
