@@ -37,6 +37,10 @@ class Consumer:
     def membership(self) -> Any:
         return SimpleNamespace(live=self.live)
 
+    async def follow(self, found: Topic) -> None:
+        """The topic has changed."""
+        self.topic = found
+
 
 class ServedOrders(Orders):
     """The topic and the consumers of one process that serve it."""
@@ -91,8 +95,9 @@ async def test_retention_age_changed_later_applies_to_older_entries(orders: Serv
     orders.consumers.append(Consumer(topic, {0: None}))
     await orders.topics.change("orders", retention_age=timedelta(days=365_000 // 10))
     assert await orders.retention().tidy() == 0
-    await orders.topics.change("orders", retention_age=timedelta(hours=1))
+    changed = await orders.topics.change("orders", retention_age=timedelta(hours=1))
     assert await orders.retention().tidy() >= 100
+    assert [each.topic for each in orders.consumers] == [changed]
 
 
 async def test_dead_consumers_without_pending_messages_are_deleted(orders: ServedOrders) -> None:
