@@ -44,6 +44,8 @@ from rsmq.asgi import lifespan
 
 READ_WITHIN = timedelta(seconds=float(os.environ.get("READ_WITHIN", "2")))
 """How long a user may take to read it, before the next step."""
+DIGEST_WITHIN = timedelta(seconds=float(os.environ.get("DIGEST_WITHIN", "600")))
+"""How long comments of a user are collected."""
 WORTHLESS_AFTER = timedelta(hours=12)
 """No step is sent later."""
 STEPS = ("push", "sms", "alimtalk")
@@ -79,9 +81,18 @@ class Receipt(BaseModel):
     id: str
 
 
-class Offer(BaseModel):
-    """The same text for many users: their names, with their time zones."""
+class Comment(BaseModel):
+    """What somebody has said below a picture of the user."""
 
+    user: str
+    text: str
+    zone: str = "Asia/Seoul"
+
+
+class Offer(BaseModel):
+    """The same text for many users: their names, with their time zones. `name` is that of the campaign."""
+
+    name: str
     text: str
     tenant: str
     users: dict[str, str]
@@ -170,6 +181,24 @@ async def give_up(message: Message, burial: Burial) -> None:
     await message.publish("unreached", message.data, key=message.key, headers={"why": burial.reason})
 
 
+# -- digests and campaigns ---------------------------------------------------------------------------------------------
+
+
+@broker.handler("comments", group="digests", batch=100, by="key", linger=DIGEST_WITHIN)
+async def digest(comments: list[Comment], messages: list[Message]) -> None:
+    """One notification for all comments of a user within ten minutes. It leaves with their settlement, and waits for
+    the morning in `push`."""
+    user, first = comments[0].user, messages[0]
+    text = f"{comments[-1].text} ({len(comments)} new comments)" if len(comments) > 1 else comments[0].text
+    await first.publish("push", Notification(user=user, text=text), key=first.key, headers=first.headers)
+
+
+@broker.handler("campaigns", group="office")
+async def campaign_ended(result: dict[str, Any]) -> None:
+    """The last user of a campaign was reached, or was not."""
+    print(f"- CAMPAIGN {result['batch']}: {result['done']} of {result['total']} reached", flush=True)
+
+
 # -- receipts ----------------------------------------------------------------------------------------------------------
 
 
@@ -230,17 +259,23 @@ def create_app(*, worker: bool) -> FastAPI:
         await broker.publish("receipts", receipt, key=receipt.user, message_id=receipt.id, expires=WORTHLESS_AFTER)
 
     @service.post("/offers", status_code=202)
-    async def offer(offer: Offer) -> dict[str, int]:
-        """A campaign: each user gets it by day. What waits for the morning costs no worker anything."""
-        await push.publish_many(
-            [Notification(user=user, text=offer.text) for user in offer.users],
-            key=lambda each: each.user,
-            headers=lambda each: {"tenant": offer.tenant, "tz": offer.users[each.user]},
-            at=lambda each: quiet.next(offer.users[each.user]),
-            band="bulk",
-            expires=timedelta(days=1),
-        )
+    async def offer(offer: Offer, again: bool = False) -> dict[str, int]:
+        """A campaign: each user gets it by day. What waits for the morning costs no worker anything. After a crash of
+        this process `?again=true` goes on with it: each user gets it once."""
+        options: dict[str, Any] = {"on_complete": "campaigns", "expires": "2d", "resume": again}
+        async with broker.batch(offer.name, group=GROUP, **options) as batch:
+            for user, zone in offer.users.items():
+                await batch.publish(
+                    "push", Notification(user=user, text=offer.text), key=user, message_id=f"{offer.name}-{user}",
+                    headers={"tenant": offer.tenant, "tz": zone}, at=quiet.next(zone), band="bulk",
+                    expires=timedelta(days=1),
+                )  # fmt: skip
         return {"stored": len(offer.users)}
+
+    @service.post("/comments", status_code=202)
+    async def comment(comment: Comment) -> None:
+        headers = {"tenant": "shop", "tz": comment.zone}
+        await broker.publish("comments", comment, key=comment.user, headers=headers)
 
     @service.delete("/users/{user}")
     async def forget(user: str) -> dict[str, int]:

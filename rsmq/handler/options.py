@@ -312,6 +312,11 @@ class OptionCheck:
                 f"when={value!r} is no rule: write QuietHours('22:00', '08:00', default='Asia/Seoul'), or a function "
                 f"from a message to an aware datetime, or None for now"
             )
+        if self._options["by"] is not None:
+            raise self._wrong(
+                "what waits for a call by='key' is ids, so when its window ends there is no message that `when` could "
+                "be asked about: leave when out, and publish the result into a topic whose handler has it"
+            )
         if self.is_batch:
             raise self._wrong("when lets single messages wait: leave batch out")
         if self._options["distribution"] == "shared":

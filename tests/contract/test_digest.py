@@ -362,6 +362,7 @@ def waiting(broker: Broker) -> int:
         ({"ordering": "none"}, "by='key' needs the owner of a key"),
         ({"distribution": "shared"}, "by='key' needs the owner of a key"),
         ({"tenant": lambda _: "a"}, "leave tenant out"),
+        ({"when": lambda _: None}, "publish the result into a topic whose handler has it"),
     ],
 )
 def test_digest_that_cannot_hold_is_refused(broker: Broker, options: dict[str, Any], text: str) -> None:

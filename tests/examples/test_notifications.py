@@ -118,10 +118,10 @@ def test_the_worker_beside_the_service_and_no_receipt(env: dict[str, str], tmp_p
 
 
 def test_night_bands_orders_and_erasing(env: dict[str, str], tmp_path: Path) -> None:
-    """By night only what is urgent is sent. An order that is taken back is not reminded of. What is no notification is
+    """By night only what is urgent is sent. Comments are one notification, a campaign says when it is out. An order that is taken back is not reminded of. What is no notification is
     refused. A user who is forgotten has nothing stored."""
     output, night, day = tmp_path / "app.txt", zone_at(0), zone_at(12)
-    with serving("app", {**env, "READ_WITHIN": "600", "REMIND_AFTER": "1"}, output) as client:
+    with serving("app", {**env, "READ_WITHIN": "600", "REMIND_AFTER": "1", "DIGEST_WITHIN": "1"}, output) as client:
         assert client.post("/notify", json={"user": "grace"}).status_code == 422
         assert client.put("/orders/1", params={"user": "grace", "zone": day}).status_code == 201
         assert client.put("/orders/2", params={"user": "grace", "zone": day}).status_code == 201
@@ -129,11 +129,19 @@ def test_night_bands_orders_and_erasing(env: dict[str, str], tmp_path: Path) -> 
         late = {"user": "ada", "text": "a thing you may like", "zone": night}
         code = {"user": "ada", "text": "your code is 4711", "zone": night, "band": "urgent"}
         assert [client.post("/notify", json=each).status_code for each in (late, code)] == [202, 202]
-        offer = {"text": "the sale begins", "tenant": "shop", "users": {"mary": night, "radia": day}}
+        offer = {"name": "sale", "text": "the sale begins", "tenant": "shop", "users": {"mary": night, "radia": day}}
         assert client.post("/offers", json=offer).json() == {"stored": 2}
-        wait_until(lambda: output.read_text().count("\n") >= 3, "what may be sent is sent")
+        small = {"name": "thanks", "text": "thank you", "tenant": "shop", "users": {"alan": day}}
+        assert client.post("/offers", json=small).json() == {"stored": 1}
+        for text in ("nice", "very nice"):
+            comment = {"user": "alan", "text": text, "zone": day}
+            assert client.post("/comments", json=comment).status_code == 202
+        wait_until(lambda: output.read_text().count("\n") >= 6, "what may be sent is sent")
         sent = {line.split(" ", 2)[2] for line in output.read_text().splitlines()}
-        assert sent == {"grace: please pay order 2", "ada: your code is 4711", "radia: the sale begins"}
+        assert sent == {
+            "grace: please pay order 2", "ada: your code is 4711", "radia: the sale begins", "alan: thank you",
+            "thanks: 1 of 1 reached", "alan: very nice (2 new comments)",
+        }  # fmt: skip
         forgotten = {user: client.delete(f"/users/{user}").json() for user in ("ada", "mary", "grace")}
         # the code and the SMS behind it, and what waits for the morning; the offer; the reminder and its SMS
         assert forgotten == {
