@@ -85,6 +85,12 @@ def load() -> list[Scenario]:
 
 
 ELSEWHERE = [
+    Elsewhere("1", "SIGKILL before or after any step: of a relay that sends and cancels rows, of erasing a key", (
+        "tests/chaos/test_dying.py",)),
+    Elsewhere("1", "SIGKILL of workers that send notifications by three channels, with fallbacks", (
+        "tests/chaos/test_notifications_run.py",)),
+    Elsewhere("1", "SIGKILL of a publisher before or after the put of a body", (
+        "tests/chaos/test_bodies.py",)),
     Elsewhere("21", "a payload over the limit is refused before it is sent", (
         "tests/contract/test_bounds.py::test_too_large_is_refused_before_sending",)),
     Elsewhere("47", "sentinel: the master is lost, the pool leaves a stale one", (

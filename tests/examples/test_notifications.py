@@ -118,8 +118,9 @@ def test_the_worker_beside_the_service_and_no_receipt(env: dict[str, str], tmp_p
 
 
 def test_night_bands_orders_and_erasing(env: dict[str, str], tmp_path: Path) -> None:
-    """By night only what is urgent is sent. Comments are one notification, a campaign says when it is out. An order that is taken back is not reminded of. What is no notification is
-    refused. A user who is forgotten has nothing stored."""
+    """By night only what is urgent is sent. Comments are one notification, a campaign says when it is out. An order
+    that is taken back is not reminded of. What is no notification is refused. A user who is forgotten has nothing
+    stored."""
     output, night, day = tmp_path / "app.txt", zone_at(0), zone_at(12)
     with serving("app", {**env, "READ_WITHIN": "600", "REMIND_AFTER": "1", "DIGEST_WITHIN": "1"}, output) as client:
         assert client.post("/notify", json={"user": "grace"}).status_code == 422
