@@ -50,6 +50,23 @@ MOST_KEYS: Final = 50
 REPEATABLE: Final = {"add_letters", "settle_messages"}
 """Each device and each partition of a call is done by itself, and is not done again by the next call."""
 SPELLED: Final = re.compile(r"'([A-Z]+)'")
+LOOK: Final = """
+local rows = {}
+for i, name in ipairs(KEYS) do
+  local is_hash = redis.call('TYPE', name).ok == 'hash'
+  local held = is_hash and redis.call('HGETALL', name)
+  rows[i] = { redis.call('DUMP', name), redis.call('PEXPIRETIME', name), held }
+end
+return rows
+"""
+"""All keys in one call: one command each would be most of what these tests take. DUMP is false without a key."""
+PUT_BACK: Final = """
+for i, name in ipairs(KEYS) do
+  redis.call('DEL', name)
+  local dump, ends = ARGV[2 * i - 1], ARGV[2 * i]
+  if dump ~= '' then redis.call('RESTORE', name, ends, dump, 'ABSTTL') end
+end
+"""
 Command = tuple[Value, ...]
 Call = Callable[[Script, Commander, Sequence[str | bytes], Sequence[Value]], Awaitable[Any]]
 
@@ -106,19 +123,15 @@ class Refusals:
             changed = [name.decode(errors="replace") for name in names if after[name][1:] != before[name][1:]]
             if error is not None and changed and "number of args" not in str(error):
                 self.broken.append(f"{script.name}, {trouble}: {error}, and it has changed {', '.join(changed)}")
-            for name, (dump, ends, _) in found.items():
-                await client.execute_command("DEL", name)
-                if dump is not None:
-                    await client.execute_command("RESTORE", name, max(0, ends), dump, "ABSTTL")
+            values = [value for dump, ends, _ in found.values() for value in (dump or b"", max(0, ends))]
+            await client.execute_command("EVAL", PUT_BACK, len(names), *names, *values)
 
     async def _state(self, client: Commander, names: Sequence[bytes]) -> dict[bytes, tuple[bytes | None, int, Any]]:
         """Keys as bytes, when they expire, and what they hold: the bytes of a hash have its fields in any order."""
         found = dict[bytes, tuple[bytes | None, int, Any]]()
-        for name in names:
-            dump, ends = [await client.execute_command(each, name) for each in ("DUMP", "PEXPIRETIME")]
-            held: Any = dump
-            if await client.execute_command("TYPE", name) == b"hash":
-                flat = await client.execute_command("HGETALL", name)
-                held = dict(zip(flat[::2], flat[1::2], strict=True))
+        for name, (dump, ends, flat) in zip(
+            names, await client.execute_command("EVAL", LOOK, len(names), *names), strict=True
+        ):
+            held = dump if flat is None else dict(zip(flat[::2], flat[1::2], strict=True))
             found[name] = dump, ends, held
         return found
