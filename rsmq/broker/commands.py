@@ -113,7 +113,8 @@ class Commands(ABC):
 
         For a person who wants to be forgotten, whose id is the key. Messages are cancelled for all groups and deleted,
         also delayed ones and dead letters, with the notes on their failures. What was stored before the call is gone
-        when `running` is 0: what a handler works on goes on, and is waited for, at most for `timeout`. Stop what
+        when `running` is 0: what a handler works on goes on, and is waited for, at most for `timeout`. A broker with
+        `offload` also deletes their bodies; without it these go with the sweeps. Stop what
         publishes for the key before, and delete its rows of outboxes: what is stored meanwhile may stay.
 
         Not found: the person in the payloads of other keys, messages without a key, retained MQTT messages, archives,
@@ -121,7 +122,8 @@ class Commands(ABC):
         audit notes the SHA-256 of the key.
         """
         seconds = checked_duration("timeout", timeout).total_seconds()
-        return await control.Erase(self.client, self.keys, self.settings, self.topics)(key, devices, seconds)
+        about = (self.client, self.keys, self.settings, self.topics, self.encoding.bodies)
+        return await control.Erase(*about)(key, devices, seconds)
 
     async def reschedule(
         self,

@@ -17,6 +17,7 @@ from rsmq.dlq import DeadLetters
 from rsmq.errors import RsmqError
 from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import GroupState
+from rsmq.model.body import Offloading
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.model.words import suggestion
@@ -114,12 +115,12 @@ def ask(url: str | None, question: Callable[[CommandConnection], Awaitable[T]]) 
     return anyio.run(run)
 
 
-def ask_broker(url: str | None, act: Callable[[Broker], Awaitable[T]]) -> T:
+def ask_broker(url: str | None, act: Callable[[Broker], Awaitable[T]], *, offload: Offloading | None = None) -> T:
     """Connect a broker, do one thing, and return the answer. Warnings of the preflight are left to `rsmq doctor`."""
     logging.getLogger("rsmq").setLevel(logging.ERROR)
 
     async def run() -> T:
-        async with Broker(settings_for(url)) as broker:
+        async with Broker(settings_for(url), offload=offload) as broker:
             return await act(broker)
 
     return anyio.run(run)

@@ -15,8 +15,9 @@ from typing import Any, Final
 from rsmq.control.asking import MOST_ATTEMPTS
 from rsmq.control.audit import Audit
 from rsmq.dlq.dead_letter import read_dead_letter
-from rsmq.errors import ConfigError, Malformed
+from rsmq.errors import ConfigError, Malformed, StoreUnavailable
 from rsmq.model.backoff import Backoff
+from rsmq.model.body import NAME, REF, Offloading
 from rsmq.model.clock import awake, to_ms
 from rsmq.model.headers import REPLY_TO, read_headers
 from rsmq.model.keys import Keys
@@ -24,6 +25,7 @@ from rsmq.model.packing import unpack_fields
 from rsmq.model.settings import Settings
 from rsmq.persistence import Devices
 from rsmq.redis.client.connector import Client
+from rsmq.redis.identity import deployment_id
 from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, ERASE_ENTRIES, ERASE_NAMES, ERASE_RECORD
 from rsmq.redis.streams import group_names
@@ -39,7 +41,8 @@ LONGEST_PAUSE: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Erased:
     """What was deleted: messages in the streams (`stored`) and among the delayed ones, dead letters, outputs on their
-    way between slots of a cluster, unique names, letters of the named devices, answers to its requests.
+    way between slots of a cluster, unique names, letters of the named devices, answers to its requests, bodies in the
+    store.
 
     `running`: messages that are left, because a worker has them in its hands, or one that has ended had them. What has
     not started does not start any more, and goes when a worker of the group runs. With 0, all that was stored before
@@ -53,6 +56,7 @@ class Erased:
     names: int = 0
     letters: int = 0
     replies: int = 0
+    bodies: int = 0
     running: int = 0
 
 
@@ -63,10 +67,15 @@ class Erase:
     letter. What a handler works on goes on, and is deleted in a later round.
     """
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> None:
-        self._client, self._keys = client, keys
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, topics: Topics, store: Offloading | None = None
+    ) -> None:
+        """`store`: of large bodies; without it they are left to the sweeps."""
+        self._client, self._keys, self._store = client, keys, store
         self._topics = topics
         self._window_ms = to_ms(settings.dedup_window)
+        self._named = set[str]()
+        """The bodies of the entries that a round has met."""
 
     async def __call__(self, key: str, devices: Collection[str], seconds: float) -> Erased:
         """Everything of this key, and the inboxes of these devices. Noted in the audit, without the key itself."""
@@ -93,18 +102,21 @@ class Erase:
 
     async def _rounds(self, key: str, devices: Collection[str], seconds: float) -> Erased:
         done, end, backoff = Counter[str](), awake() + seconds, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        requests = set[str]()
+        requests, named, deleted = set[str](), set[str](), set[str]()
         for device in devices:
             done["letters"] += await Devices(self._client, self._keys).purge(device)
         while True:
-            found = Counter[str]()
+            found, self._named = Counter[str](), set()
             for name in await self._topics.names():
                 topic = await self._topics.find(name)
                 if topic is not None:
                     await self._round(topic, key, found, requests)
+            named |= self._named
             # a handler that was waited for has answered meanwhile
             found["replies"] += await self._replies(requests)
             running = found.pop("running", 0)
+            found["bodies"] += await self._bodies(named - self._named - deleted)
+            deleted |= named - self._named
             done += found
             if (not found.total() and not running) or awake() >= end:
                 return Erased(**done, running=running)
@@ -133,8 +145,32 @@ class Erase:
                         found["running"] += await ERASE_RECORD(self._client, names, (group, key))
             for group in groups if self._client.is_cluster else ():
                 out = self._keys.out(topic.name, partition, group)
-                ids = [entry_id async for entry_id, flat in self._entries(out) if has_key(flat, key)]
+                ids = [entry_id async for entry_id, flat in self._entries(out) if self._has_key(flat, key)]
                 found["outputs"] += await self._remove(out, ids)
+
+    async def _bodies(self, names: Collection[str]) -> int:
+        """Delete bodies of this server that an earlier round has met, and that no entry of this round names."""
+        count = 0
+        if self._store is not None and names:
+            own = await deployment_id(self._client, self._keys)
+            for name in names:
+                if name.startswith(f"{own}/"):
+                    try:
+                        await self._store.delete(name)
+                        count += 1
+                    except StoreUnavailable as error:
+                        log.warning("bodies of what was erased are left to the sweep: %s", error)
+                        break
+        return count
+
+    def _has_key(self, flat: Sequence[bytes], key: str) -> bool:
+        """Whether an entry has this key; then its body is noted."""
+        is_its = has_key(flat, key)
+        if is_its and self._store is not None:
+            ref = dict(zip(flat[::2], flat[1::2], strict=False)).get(REF.encode(), b"").decode("latin-1")
+            if NAME.fullmatch(ref):
+                self._named.add(ref)
+        return is_its
 
     async def _delayed(self, topic: Topic, partition: int, key: str) -> int:
         """Cancel its delayed messages: a publish that is sent again does not bring them back."""
@@ -144,7 +180,7 @@ class Erase:
             for packed in page:
                 with suppress(Malformed):
                     flat = unpack_fields(packed)
-                    if has_key(flat, key):
+                    if self._has_key(flat, key):
                         given = dict(zip(flat[::2], flat[1::2], strict=False)).get(b"id", b"")
                         found.append((packed, given.decode(errors="backslashreplace")))
         count = 0
@@ -161,7 +197,7 @@ class Erase:
         left. `requests` gets where the answers to them are stored."""
         keys, at, erased, left, ids = self._keys, (topic.name, partition), 0, 0, list[bytes]()
         async for entry_id, flat in self._entries(keys.stream(*at)):
-            if has_key(flat, key):
+            if self._has_key(flat, key):
                 ids.append(entry_id)
                 requests.update(request_of(flat))
         for group in groups:
@@ -196,11 +232,12 @@ class Erase:
 
     async def _dead(self, topic: Topic, partition: int, key: str, group: str) -> int:
         dlq = self._keys.dlq(topic.name, partition, group)
-        letters = [
-            read_dead_letter(topic.name, partition, group, entry_id, flat)
-            async for entry_id, flat in self._entries(dlq)
-        ]
-        return await self._remove(dlq, [each.id.rpartition("/")[2] for each in letters if each.key == key])
+        ids = list[bytes]()
+        async for entry_id, flat in self._entries(dlq):
+            if read_dead_letter(topic.name, partition, group, entry_id, flat).key == key:
+                self._has_key(flat, key)
+                ids.append(entry_id)
+        return await self._remove(dlq, ids)
 
     async def _entries(self, stream: str) -> AsyncIterator[tuple[bytes, list[bytes]]]:
         """All entries of a stream, in pages."""

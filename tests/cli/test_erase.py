@@ -16,7 +16,7 @@ def test_a_key_is_erased_after_a_question(cli: Cli) -> None:
     done = cli("erase", "u7", "--device", "phone-7", "--yes")
     assert done.returncode == 0
     assert done.stdout.startswith(
-        "erased 1 message, 0 delayed, 0 dead letters, 0 outputs, 0 unique names, 1 letter, 0 answers; 0"
+        "erased 1 message, 0 delayed, 0 dead letters, 0 outputs, 0 unique names, 1 letter, 0 answers, 0 bodies; 0"
     )
     assert "not looked at: payloads of other keys" in done.stderr
     assert cli.json("erase", "u7", "--yes")["stored"] == 0

@@ -14,9 +14,11 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq.codecs import Offload
 from rsmq.control import Erased
 from rsmq.control.audit import Audit
 from rsmq.redis.topics import cached_topic
+from tests.codecs.stores import MemoryStore
 from tests.contract.witness import ask, dies, settled
 from tests.patience import until
 
@@ -178,6 +180,39 @@ async def test_inboxes_of_named_devices_are_emptied(broker: Broker) -> None:
         assert done == Erased(letters=1)
         (found,) = await broker.devices.peek("phone-8")
         assert found.data == b"boarding"
+
+
+async def test_bodies_in_the_store_are_deleted_with_their_messages(broker: Broker) -> None:
+    """Of delayed, dead and running messages; those of another key stay, and a store that is away ends nothing."""
+    store, goes_on, began = MemoryStore(), asyncio.Event(), list[str]()
+    large = Broker(broker.settings, offload=Offload(store, above="1kB"))
+
+    @large.handler("push", group="sender", retry=RetryPolicy(max_attempts=1))
+    async def send(text: str) -> None:
+        began.append(text[:4])
+        if text.startswith("runs"):
+            await goes_on.wait()
+        raise Reject(text[:4])
+
+    async def publish(what: str, key: str, **options: Any) -> None:
+        await large.publish("push", what * 500, key=key, **options)
+
+    async with large, large.running():
+        for key in ("ada", "bob"):
+            await publish("dead", key)
+            await publish("late", key, delay="1h")
+        await dies(large, "push", "sender", 2)
+        await publish("runs", "ada")
+        await until(lambda: began.count("runs") == 1, "it runs")
+        assert len(store.names) == 5
+        short = await large.erase("ada", timeout=timedelta(milliseconds=300))
+        assert (short.stored, short.running, short.bodies, len(store.names)) == (1, 1, 2, 3), "one was dead, and kept"
+        goes_on.set()
+        done = await large.erase("ada", timeout="20s")
+        assert (done.running, done.bodies, len(store.names)) == (0, 1, 2)
+        store.is_away = True
+        done = await large.erase("bob", timeout="20s")
+        assert (done.delayed, done.dead, done.running, done.bodies) == (1, 1, 0, 0)
 
 
 async def test_wrong_use_is_refused(broker: Broker) -> None:
