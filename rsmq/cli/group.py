@@ -63,9 +63,11 @@ def show_group(state: GroupState, trend: GroupTrend, *, as_json: bool) -> None:
     waits = text.waiting(trend.work)
     print_line(
         f"backlog: {number(trend.backlog)}: {number(trend.unread)} unread, "
-        f"{number(trend.work.ready)} ready, {number(trend.work.running)} running, "
+        f"{text.ready(trend)} ready, {number(trend.work.running)} running, "
         f"{number(trend.work.waiting)} waiting{f' ({waits})' if waits else ''}; oldest {text.age(trend.oldest)}"
     )
+    if trend.untold:
+        print_line(printable(text.untold(trend)))
     for held in state.holds:
         print_line(printable(text.held(held)))
     rows = (
@@ -154,14 +156,16 @@ def group_row(group: GroupTrend) -> tuple[object, ...]:
     """A group under COLUMNS."""
     work = group.work
     return (
-        group.name, text.state(group), number(group.backlog), number(group.unread), work.ready, work.running,
+        group.name, text.state(group), number(group.backlog), number(group.unread), text.ready(group), work.running,
         text.waiting(work) or "0", group.oldest, group.dead_letters, len(group.members),
     )  # fmt: skip
 
 
 def as_object(state: GroupState, trend: GroupTrend) -> dict[str, Any]:
     """A group as JSON: what the server has of it, and its backlog in the words of an operator."""
-    return asdict(state) | {"backlog": trend.backlog, "oldest": trend.oldest, "work": asdict(trend.work)}
+    return asdict(state) | {
+        "backlog": trend.backlog, "oldest": trend.oldest, "work": asdict(trend.work), "untold": trend.untold,
+    }  # fmt: skip
 
 
 def unread(state: GroupState | GroupPartition) -> str:

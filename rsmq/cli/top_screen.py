@@ -45,17 +45,18 @@ def topics_of(rows: Sequence[TopicTrend]) -> Table:
 
 def groups_of(rows: Sequence[GroupTrend]) -> Table:
     """The groups."""
-    table = columns("group", "state", "#out/s", "#unread", "#ready", "#running", "waiting", "trend", "#oldest", "#dead",
-                    "owned")  # fmt: skip
+    table = columns("group", "state", "#out/s", "#backlog", "#unread", "#ready", "#running", "waiting", "trend",
+                    "#oldest", "#dead", "owned")  # fmt: skip
     for row in rows:
         table.add_row(
-            name(f"{row.topic}/{row.name}"), state(row), rate(row.rate_out), *map(amount, (row.unread, row.work.ready,
-            row.work.running)), Text(text.waiting(row.work)), trend(row), age(row.oldest), dead(row),
+            name(f"{row.topic}/{row.name}"), state(row), rate(row.rate_out), amount(row.backlog), amount(row.unread),
+            ready(row), amount(row.work.running), Text(text.waiting(row.work)), trend(row), age(row.oldest), dead(row),
             Text(f"{row.owned}/{len(row.shares)}"),
         )  # fmt: skip
         for band in row.bands:
             table.add_row(
-                name(f"  {band.name}"), Text(), Text(), amount(band.unread), Text(), Text(),
+                name(f"  {band.name}"), Text(), Text(), amount(band.unread + band.pending), amount(band.unread), Text(),
+                Text(),
                 Text(f"{number(band.pending)} pending"), Text(), age(band.oldest), amount(band.dead_letters), Text(),
             )  # fmt: skip
     return table
@@ -115,6 +116,11 @@ def state(row: GroupTrend) -> Text:
     """Whether it is paused, unserved or running."""
     word = text.state(row)
     return Text(word, style={"paused": "yellow", "unserved": "red", "running": "green"}[word])
+
+
+def ready(row: GroupTrend) -> Text:
+    """What is ready; 0 is dim."""
+    return Text(text.ready(row), style="" if row.work.ready else "dim")
 
 
 def trend(row: GroupTrend) -> Text:

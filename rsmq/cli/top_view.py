@@ -21,7 +21,7 @@ NUMBERS: Final = 7
 LEAST_NAME: Final = 10
 STATE_WIDTH: Final = 8
 ALWAYS: Final = ("out/s", "unread", "ready", "running", "waiting", "oldest", "dead")
-IF_ROOM: Final = {"trend": 26, "in/s": NUMBERS, "owned": NUMBERS}
+IF_ROOM: Final = {"backlog": NUMBERS, "trend": 26, "in/s": NUMBERS, "owned": NUMBERS}
 """Columns of a list where the window has room for them, with their widths."""
 MOST_HOLDS: Final = 5
 """Lines of a page."""
@@ -211,11 +211,17 @@ def row(group: GroupTrend, columns: Columns, rate_in: float | None) -> Text:
     line = Text(f"{name if len(name) <= room else name[: room - 1] + '…':<{room}} ")
     line.append(f"{state:<{STATE_WIDTH}}", style=STATES[state])
     work = group.work
-    cells = [text.rate(group.rate_out), *map(short, (group.unread, work.ready, work.running, work.waiting)),
+    ready = f"{'≤' if group.untold else ''}{short(work.ready)}"
+    cells = [text.rate(group.rate_out), short(group.unread), ready, *map(short, (work.running, work.waiting)),
              text.age(group.oldest)]  # fmt: skip
     line.append("".join(f" {cell:>{NUMBERS}}" for cell in cells))
     line.append(f" {short(group.dead_letters):>{NUMBERS}}", style="red" if group.new_dead_letters else "")
-    more = {"trend": text.trend(group), "in/s": text.rate(rate_in), "owned": f"{group.owned}/{len(group.shares)}"}
+    more = {
+        "backlog": short(group.backlog),
+        "trend": text.trend(group),
+        "in/s": text.rate(rate_in),
+        "owned": f"{group.owned}/{len(group.shares)}",
+    }
     line.append("".join(f" {more[each]:>{IF_ROOM[each]}}" for each in columns.more))
     return line
 
@@ -235,10 +241,11 @@ def page_of(board: Board, opened: tuple[str, str], width: int = 80) -> list[Text
         return [Text(f"{name} does not exist any more")]
     lines = [
         Text(f"{name}  {text.state(found)}  {text.rate(found.rate_out)}/s out", style="bold"),
-        Text(f"unread {number(found.unread)}  ready {number(found.work.ready)}  running {number(found.work.running)}  "
+        Text(f"unread {number(found.unread)}  ready {text.ready(found)}  running {number(found.work.running)}  "
              f"waiting {text.waiting(found.work) or 0}"),
         Text(f"backlog {number(found.backlog)} {text.trend(found)}  oldest {text.age(found.oldest)}  "
              f"dead {number(found.dead_letters)}"),
+        *([Text(printable(text.untold(found)), style="yellow")] if found.untold else []),
         *[Text(printable(text.held(each)), style="yellow") for each in found.holds[:MOST_HOLDS]],
         Text(), Text("members", style="bold"),
     ]  # fmt: skip

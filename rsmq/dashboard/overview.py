@@ -16,7 +16,7 @@ from rsmq.dashboard.roles import Role
 from rsmq.dashboard.schedule import COLUMNS, row_of
 from rsmq.inspector.schedules import look_up
 from rsmq.inspector.state import BandState, GroupPartition, MemberState, PartitionState
-from rsmq.inspector.text import age, limits_of, rate, state, timestamp, trend, waiting, waiting_of
+from rsmq.inspector.text import age, limits_of, rate, ready, state, timestamp, trend, waiting, waiting_of
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import count, duration, number
@@ -45,6 +45,7 @@ FLOW: Final[dict[str, Measure]] = {
     "in": lambda board: summed(topic.rate_in for topic in board.topics),
     "settled": lambda board: summed(group.rate_out for group in board.groups),
 }
+WHOLE: Final[dict[str, Measure]] = {"backlog": lambda board: summed(group.backlog for group in board.groups)}
 BACKLOG: Final[dict[str, Measure]] = {
     "unread": lambda board: summed(group.unread for group in board.groups),
     "ready": lambda board: summed(group.work.ready for group in board.groups),
@@ -200,7 +201,7 @@ def worst_first(group: GroupTrend) -> tuple[bool, bool, int, str, str]:
 def tiles(visit: Visit, board: Board) -> Html:
     """A number for each measure."""
     made = []
-    for name, measure in (FLOW | BACKLOG | DEAD).items():
+    for name, measure in (WHOLE | FLOW | BACKLOG | DEAD).items():
         value = measure(board)
         text = rate(value) if name in FLOW else number(None if value is None else int(value))
         label = f"{name} a second" if name in FLOW else name
@@ -305,7 +306,7 @@ def topic_table(visit: Visit, topics: Sequence[TopicTrend]) -> Html:
 
 def group_table(visit: Visit, groups: Sequence[GroupTrend]) -> Html:
     """Groups."""
-    columns = ("group", "topic", "state", "#settled/s", "#unread", "#ready", "#running", "waiting", "trend",
+    columns = ("group", "topic", "state", "#settled/s", "#backlog", "#unread", "#ready", "#running", "waiting", "trend",
                "#oldest", "#dead", "owned")  # fmt: skip
     rows = [
         Row(
@@ -313,7 +314,7 @@ def group_table(visit: Visit, groups: Sequence[GroupTrend]) -> Html:
             (
                 link(each.name, visit.url("group", each.topic, each.name)),
                 link(each.topic, visit.url("topic", each.topic)), tag("span", state(each), class_=state(each)),
-                rate(each.rate_out), number(each.unread), number(each.work.ready), number(each.work.running),
+                rate(each.rate_out), number(each.backlog), number(each.unread), ready(each), number(each.work.running),
                 link(waiting(each.work) or "0", visit.url("parked", each.topic, each.name)),
                 trend(each), age(each.oldest),
                 linked(each.dead_letters, visit.url("dead-letters", each.topic, each.name)),

@@ -26,6 +26,8 @@ UNKNOWN: Final = -1
 LARGEST_MS: Final = 10**12
 LONGEST_TEXT: Final = 120
 MOST_TEXTS: Final = 10
+TOLD_WITHIN: Final = 2
+"""The part of a lease: two of the four beats in it."""
 NO_WORK: Final = Work()
 NO_CALLS: Final = CallCounts()
 
@@ -183,7 +185,7 @@ class MemberState:
     `read_ahead_used`: percent of RSMQ_READ_AHEAD that wait in its fullest partition, from 80 on, where its handler has
     a rule `when`. `unreadable`: on a cluster, the partitions that it cannot read or settle, because their nodes do not
     serve it; other members own them. `layout`: the version of the topic's layout that it knows, None if it does not
-    say: its version of rsmq knows no bands.
+    say: its version of rsmq knows no bands. `has_told`: it has told within two beats what its messages do.
     """
 
     topic: str
@@ -213,6 +215,7 @@ class MemberState:
     read_ahead_used: int = 0
     unreadable: tuple[int, ...] = ()
     layout: int | None = None
+    has_told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +357,8 @@ def counts(found: object) -> tuple[tuple[str, int], ...]:
 
 
 def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
-    """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys."""
+    """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys. `ttl`: the
+    lease of a member that does not say its own."""
     name, info, left_ms, vitals = row
     member, about, vital = name.decode(errors="replace"), read_info(info), read_info(vitals)
     lag_ms, most = vital.get("loop_lag_ms", -1), vital.get("waiting_for_rate_by")
@@ -362,18 +366,21 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     lease_ms = about.get("lease_ttl_ms")
     layout, concurrency = about.get("layout"), about.get("concurrency")
     is_lag = isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
+    lease_ttl = timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None
+    ttl = lease_ttl or ttl
+    heard_ago = max(timedelta(0), ttl - timedelta(milliseconds=left_ms)) if left_ms >= 0 else None
     return MemberState(
         topic=group.topic,
         group=group.name,
         id=member,
         handler=str(about.get("handler", "")),
         concurrency=concurrency if isinstance(concurrency, int) else 0,
-        heard_ago=max(timedelta(0), ttl - timedelta(milliseconds=left_ms)) if left_ms >= 0 else None,
+        heard_ago=heard_ago,
         loop_lag=timedelta(milliseconds=lag_ms) if is_lag else None,
         pending=sum(share.pending_of.get(member, 0) for share in group.shares),
         partitions=tuple(share.partition for share in group.shares if share.owner == member),
         gc_every=gc_every if isinstance(gc_every, int) else None,
-        lease_ttl=timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None,
+        lease_ttl=lease_ttl,
         work=Work.read(vital),
         waiting_for_rate_by=counts(most),
         waiting_by_tenant=counts(vital.get("waiting_by_tenant")),
@@ -389,6 +396,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         read_ahead_used=used if isinstance(used := vital.get(READ_AHEAD_USED, 0), int) else 0,
         unreadable=tuple(sorted(read_numbers(str(about.get(UNREADABLE, "")).encode(errors="replace")))),
         layout=layout if isinstance(layout, int) else None,
+        has_told=bool(vital) and heard_ago is not None and heard_ago <= ttl / TOLD_WITHIN,
     )
 
 

@@ -16,6 +16,7 @@ from rsmq.model.work import Work
 from rsmq.redis.topics import Topic
 
 NONE: Final = "–"
+MOST_NAMED: Final = 3
 ARROWS: Final = {"growing": "↑", "shrinking": "↓", "steady": "→"}
 
 
@@ -50,6 +51,22 @@ def waiting_of(member: MemberState) -> str:
 def waiting(work: Work) -> str:
     """How many messages wait, and for what; empty for none."""
     return ", ".join(f"{number(count)} for a {reason}" for reason, count in work.reasons.items() if count)
+
+
+def ready(group: GroupTrend) -> str:
+    """How many messages are ready; an upper bound while members have not told what they do with theirs."""
+    return f"{'<= ' if group.untold else ''}{number(group.work.ready)}"
+
+
+def untold(group: GroupTrend) -> str:
+    """That members have not told what their messages do; empty if all have."""
+    if not group.untold:
+        return ""
+    some = ", ".join(group.untold[:MOST_NAMED]) + (", ..." if len(group.untold) > MOST_NAMED else "")
+    whose = (
+        "has not told lately what becomes of its" if len(group.untold) == 1 else "have not told what becomes of their"
+    )
+    return f"{some} {whose} messages: they count as ready"
 
 
 def timestamp(at: datetime | None) -> str:

@@ -43,7 +43,8 @@ class GroupTrend:
     """A group. `rate_out` is the messages that it settles a second. `growth` is what its backlog grows by a second,
     negative when it shrinks; `empty_in` is None unless it shrinks. `unread` is None where the server does not know
     it, and so is `backlog`, the sum of `unread` and `work` without what waits for a time. `new_calls`: what its members
-    have told since the earlier snapshot."""
+    have told since the earlier snapshot. `untold`: the members that have not told for two beats what they do with their
+    messages, so these count as ready."""
 
     topic: str
     name: str
@@ -65,6 +66,7 @@ class GroupTrend:
     holds: tuple[HeldName, ...] = ()
     follows: int = 0
     new_calls: CallCounts = NO_CALLS
+    untold: tuple[str, ...] = ()
 
     @property
     def most_owners(self) -> int:
@@ -161,6 +163,7 @@ def group_trend(
         bands=after.bands,
         follows=after.follows,
         new_calls=calls_since(() if before is None else members_of(earlier, before), members),
+        untold=untold(members),
     )
 
 
@@ -189,12 +192,24 @@ def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
     """
     said = sum((member.work for member in members if member.heard_ago is not None), NO_WORK)
     left = group.pending
-    running = min(said.running, left)
-    kept = min(said.waiting_for_retry, left - running)  # pending, and counted by the server as waiting for a retry
-    behind_key = min(said.waiting_for_key, left - running - kept)
-    behind_rate = min(said.waiting_for_rate, left - running - kept - behind_key)
-    ready = left - running - kept - behind_key - behind_rate
-    return Work(running, ready, behind_key, behind_rate, max(kept, group.waiting_for_retry))
+    parts = list[int]()
+    # what is kept for a retry is pending, and counted by the server as waiting for one
+    for part in (
+        said.running,
+        said.waiting_for_retry,
+        said.waiting_for_key,
+        said.waiting_for_rate,
+        said.waiting_for_time,
+    ):
+        parts.append(min(part, left))
+        left -= parts[-1]
+    running, kept, for_key, for_rate, for_time = parts
+    return Work(running, left, for_key, for_rate, max(kept, group.waiting_for_retry), for_time)
+
+
+def untold(members: Sequence[MemberState]) -> tuple[str, ...]:
+    """The live members that have pending messages and have not told for two beats what they do with them."""
+    return tuple(each.id for each in members if each.pending and each.heard_ago is not None and not each.has_told)
 
 
 def backlog(group: GroupState, members: Sequence[MemberState]) -> int | None:

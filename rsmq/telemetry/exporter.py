@@ -17,7 +17,7 @@ from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.schedules import ScheduleState
 from rsmq.inspector.state import GroupState, MemberState, TopicState
-from rsmq.inspector.trend import members_of, work_of
+from rsmq.inspector.trend import members_of, untold, work_of
 from rsmq.model.clock import monotonic
 from rsmq.model.held_name import HoldKind
 from rsmq.telemetry import metric
@@ -161,6 +161,7 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
         metric.DEAD: group.dead_letters,
         metric.MEMBERS: len(members) - silent,
         metric.SILENT: silent,
+        metric.UNTOLD: len(untold(members)),
         metric.UNOWNED: sum(not share.is_owned for share in group.shares) if group.distribution in OWNING else 0,
         metric.PAUSED: group.is_paused,
     }

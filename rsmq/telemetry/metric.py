@@ -185,6 +185,10 @@ GROUP_WAITING = Metric(
 DEAD = Metric("rsmq_group_dead_letters", "gauge", GROUP, "Dead letters kept.")
 MEMBERS = Metric("rsmq_group_members", "gauge", GROUP, "Members whose heartbeat is fresh.")
 SILENT = Metric("rsmq_group_silent_members", "gauge", GROUP, "Members whose heartbeat has run out.")
+UNTOLD = Metric(
+    "rsmq_group_untold_members", "gauge", GROUP,
+    "Live members that have not told for two beats what becomes of their messages: these count as ready.",
+)  # fmt: skip
 UNOWNED = Metric("rsmq_group_unowned_partitions", "gauge", GROUP, "Partitions without a lease (hash distribution).")
 BAND = (*GROUP, "band")
 BAND_BACKLOG = Metric(
@@ -211,8 +215,8 @@ SCHEDULE_LED = Metric(
 
 GROUPS = (
     UP, ASKING, STORED, DELAYED, BACKLOG, UNREAD, UNREAD_EXACT, GROUP_READY, GROUP_RUNNING, GROUP_WAITING, OLDEST,
-    OVERDUE, DEAD, MEMBERS, SILENT, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD, SCHEDULE_FAILURES, SCHEDULE_LAST,
-    SCHEDULE_LED,
+    OVERDUE, DEAD, MEMBERS, SILENT, UNTOLD, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD, SCHEDULE_FAILURES,
+    SCHEDULE_LAST, SCHEDULE_LED,
 )  # fmt: skip
 
 # -- of one gateway process, from its own counters

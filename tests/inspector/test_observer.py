@@ -208,6 +208,25 @@ def test_foreign_member_is_shown() -> None:
         assert (state.concurrency, state.heard_ago, state.loop_lag) == (0, None, None)
 
 
+@pytest.mark.parametrize(
+    ("info", "left_ms", "vitals", "has_told"),
+    [
+        (b"{}", 5000, b'{"loop_lag_ms":1}', True),
+        (b"{}", 5000, b"", False),  # an older version, or a server without memory for it
+        (b"{}", 2900, b'{"loop_lag_ms":1}', False),  # two beats were missed
+        (b'{"lease_ttl_ms":2000}', 1500, b'{"loop_lag_ms":1}', True),  # its own lease is shorter
+        (b'{"lease_ttl_ms":2000}', 900, b'{"loop_lag_ms":1}', False),
+        (b"{}", -2, b'{"loop_lag_ms":1}', False),
+    ],
+)
+def test_member_tells_what_its_messages_do_within_two_beats(
+    info: bytes, left_ms: int, vitals: bytes, has_told: bool
+) -> None:
+    """What is older says nothing of now; the age is by the lease of the member itself."""
+    state = member_state(group_of(PART), (b"w1", info, left_ms, vitals), timedelta(seconds=6))
+    assert state.has_told == has_told
+
+
 class WithoutScripts(Counting):
     """A client whose user may run no script."""
 

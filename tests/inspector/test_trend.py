@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from rsmq.inspector import text
 from rsmq.inspector.state import Snapshot
 from rsmq.inspector.trend import GroupTrend, compare
 from rsmq.model.work import Work
@@ -55,6 +56,24 @@ def test_backlog_is_the_sum_of_what_is_unread_ready_running_and_waiting() -> Non
     assert late.work == Work(running=1, waiting_for_retry=2), "the rest was settled since the heartbeat"
     dead = row(None, snapshot(0.0, member=replace(MEMBER, work=said, heard_ago=None)))
     assert dead.work == Work(ready=8, waiting_for_retry=2), "the next owner takes them over"
+
+
+def test_what_waits_for_a_time_is_waiting_and_no_backlog() -> None:
+    """More workers would not do it sooner, so autoscalers do not count it; it is not ready either."""
+    group = row(None, snapshot(0.0, member=replace(MEMBER, work=Work(running=1, waiting_for_time=6))))
+    assert group.work == Work(running=1, ready=1, waiting_for_retry=2, waiting_for_time=6)
+    assert group.backlog == 100 + 1 + 1 + 2
+
+
+def test_member_that_has_not_told_for_two_beats_is_named() -> None:
+    """Its messages count as ready, and the numbers say that this is a bound. One without messages hides nothing."""
+    late = row(None, snapshot(0.0, member=replace(MEMBER, has_told=False)))
+    assert late.untold == ("w1",)
+    assert text.ready(late) == "<= 8"
+    assert text.untold(late) == "w1 has not told lately what becomes of its messages: they count as ready"
+    for member in (MEMBER, replace(MEMBER, has_told=False, pending=0), replace(MEMBER, has_told=False, heard_ago=None)):
+        group = row(None, snapshot(0.0, member=member))
+        assert (group.untold, text.ready(group), text.untold(group)) == ((), "8", "")
 
 
 def test_parked_message_is_not_counted_as_settled() -> None:
