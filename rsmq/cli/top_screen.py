@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rsmq.cli.tables import NOTHING
+from rsmq.cli.top_view import STATES
 from rsmq.inspector import text
 from rsmq.inspector.state import GroupPartition, MemberState
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
@@ -113,9 +114,9 @@ def age(value: timedelta | None) -> Text:
 
 
 def state(row: GroupTrend) -> Text:
-    """Whether it is paused, unserved or running."""
+    """Whether it is paused, unserved, stalled or running."""
     word = text.state(row)
-    return Text(word, style={"paused": "yellow", "unserved": "red", "running": "green"}[word])
+    return Text(word, style=STATES[word])
 
 
 def ready(row: GroupTrend) -> Text:

@@ -25,7 +25,7 @@ IF_ROOM: Final = {"backlog": NUMBERS, "trend": 26, "in/s": NUMBERS, "owned": NUM
 """Columns of a list where the window has room for them, with their widths."""
 MOST_HOLDS: Final = 5
 """Lines of a page."""
-STATES: Final = {"paused": "yellow", "unserved": "red", "running": "green"}
+STATES: Final = {"paused": "yellow", "unserved": "red", "stalled": "red", "running": "green"}
 
 
 @dataclass(frozen=True, slots=True)

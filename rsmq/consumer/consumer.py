@@ -50,9 +50,10 @@ from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership
 from rsmq.model.call_counts import told
-from rsmq.model.clock import monotonic
+from rsmq.model.clock import awake, monotonic
 from rsmq.model.message import Message
 from rsmq.model.settings import longest_read
+from rsmq.model.standstill import Standstill
 from rsmq.model.words import count
 from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.scripts import Ask
@@ -65,6 +66,10 @@ PERMIT: Final = "permit:"
 MOST_NAMES: Final = 3
 """Keys, names or tenants of which a member tells how many messages wait."""
 LONGEST_NAME: Final = 60
+MANY: Final = 100
+"""Messages that wait for keys, from which on a member tells behind which keys."""
+NOT_READ: Final = 10.0
+"""Seconds since a read without an error, from which on a member tells it."""
 MUCH_USED: Final = 80
 """Percent of RSMQ_READ_AHEAD from which a member reports it."""
 GROUP_SECONDS: Final = 5.0
@@ -120,6 +125,7 @@ class Consumer:
         self.participation = Participation(
             context, heartbeat, self.membership, self.fetchers, self.settler, self._vitals, self._questions.ask
         )
+        self._standstill = Standstill()
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
@@ -318,20 +324,33 @@ class Consumer:
         running = sum(len(task_slot.messages) for task_slot in self.task_slots)
         return self.queue.work(running, list(self.lanes.values()))
 
+    @property
+    def read_age(self) -> float:
+        """Seconds since the last read without an error, of its slowest read loop; 0 if it reads nothing. May be called
+        from any thread."""
+        turned = [fetcher.last_success for fetcher in self.fetchers.active]
+        return awake() - min(turned) if turned else 0.0
+
     def _vitals(self) -> dict[str, object]:
-        """What its messages do, how its calls have gone, and whose wait for a rate. Called from another thread."""
+        """What its messages do, how its calls have gone, and behind what they wait. Called from another thread."""
         work, rate, lanes = self.work, self.queue.message_rate, list(self.lanes.values())
         vitals: dict[str, object] = {**work.known}
         if calls := told(self.stats, self._runner.times):
             vitals["calls"] = calls
         if started := [task_slot.started for task_slot in self.task_slots if task_slot.messages]:
             vitals["longest_ms"] = max(0, round((monotonic() - min(started)) * 1000))
+        if (quiet := self._standstill.seconds(self.stats, work, monotonic())) is not None:
+            vitals["settled_nothing_ms"] = round(quiet * 1000)
+        if (not_read := self.read_age) > NOT_READ:
+            vitals["not_read_ms"] = round(not_read * 1000)
         if self._wait_poller is not None and lanes:
             used = 100 * max(lane.flows.far for lane in lanes) // self._settings.read_ahead
             if used >= MUCH_USED:
                 vitals[READ_AHEAD_USED] = used
         if targets := sorted({lane.outgoing.waits_for for lane in lanes} - {""}):
             vitals[WAITS_FOR] = targets
+        if work.waiting_for_key >= MANY:
+            vitals["waiting_for_key_by"] = largest(self.queue.behind_keys(lanes))
         if work.waiting_for_rate and rate is not None:
             vitals["waiting_for_rate_by"] = largest(rate.waiting(lanes) + self.queue.far_by_rate(lanes))
         if tenants := self.queue.tenants(lanes):

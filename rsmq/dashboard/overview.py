@@ -14,9 +14,10 @@ from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import EVERY, MOST_NAMED, RunningMessage
 from rsmq.dashboard.roles import Role
 from rsmq.dashboard.schedule import COLUMNS, row_of
+from rsmq.inspector.obstacles import obstacles
 from rsmq.inspector.schedules import look_up
 from rsmq.inspector.state import BandState, GroupPartition, MemberState, PartitionState
-from rsmq.inspector.text import age, limits_of, rate, ready, state, timestamp, trend, waiting, waiting_of
+from rsmq.inspector.text import age, limits_of, rate, ready, state, timestamp, trend, untold, waiting, waiting_of
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import count, duration, number
@@ -28,6 +29,9 @@ UNSERVED: Final = timedelta(seconds=30)
 """A relay counts every five seconds: after this time there is none."""
 MOST_ROWS: Final = 50
 """Rows of a table of the overview."""
+
+MOST_SAID: Final = 10
+"""Lines about what stands in the way of backlogs."""
 
 Measure = Callable[[Board], float | None]
 
@@ -67,7 +71,8 @@ async def overview(visit: Visit) -> Page:
     return Page(
         "Overview",
         [
-            tiles(visit, board), ranges(visit), charts(visit, {each.name for each in board.topics}), search,
+            tiles(visit, board), obstacle_list(visit, sorted(groups, key=worst_first)), ranges(visit),
+            charts(visit, {each.name for each in board.topics}), search,
             tag("h2", "Groups"), group_table(visit, first(visit, sorted(groups, key=worst_first))),
             more(visit, "groups", len(groups)),
             tag("h2", "Topics"), topic_table(visit, first(visit, topics)), more(visit, "topics", len(topics)),
@@ -148,7 +153,8 @@ async def group(visit: Visit, name: str, group: str) -> Page:
     return Page(
         f"Group {group} of {name}",
         [
-            tag("p", links[0], " · ", links[1]), group_table(visit, board.groups), tag("div", actions, class_="bar"),
+            tag("p", links[0], " · ", links[1]), group_table(visit, board.groups), obstacle_list(visit, board.groups),
+            tag("div", actions, class_="bar"),
             ranges(visit), charts(visit, {name}, group),
             tag("div", tag("h2", "Bands"), band_table(visit, shown.bands)) if shown and shown.bands else None,
             *hold_table(visit, shown),
@@ -160,6 +166,14 @@ async def group(visit: Visit, name: str, group: str) -> Page:
         is_live=True,
         crumbs=[("Overview", visit.url()), (f"topic {name}", visit.url("topic", name))],
     )  # fmt: skip
+
+
+def obstacle_list(visit: Visit, groups: Sequence[GroupTrend]) -> Html:
+    """What stands in the way of backlogs, as the doctor says it: of the first groups that have something."""
+    found = [said for each in groups for said in (*obstacles(each), *([untold(each)] if each.untold else []))]
+    rest = [tag("li", f"and {number(len(found) - MOST_SAID)} more: rsmq doctor")] if len(found) > MOST_SAID else []
+    lines = [*(tag("li", said.replace("`", "")) for said in found[:MOST_SAID]), *rest]
+    return visit.live.part("obstacles", *lines, element="ul", class_="obstacles" if found else "none")
 
 
 def hold_table(visit: Visit, shown: GroupTrend | None) -> list[Html]:

@@ -186,6 +186,10 @@ class MemberState:
     a rule `when`. `unreadable`: on a cluster, the partitions that it cannot read or settle, because their nodes do not
     serve it; other members own them. `layout`: the version of the topic's layout that it knows, None if it does not
     say: its version of rsmq knows no bands. `has_told`: it has told within two beats what its messages do.
+    `waiting_for_key_by`: the keys with most messages behind them, if a hundred or more wait for keys.
+    `settled_nothing_for`: the time since a message of it left the backlog, and since it has some that should be done;
+    None: it does not say, or has nothing to do and had nothing. `read_nothing_for`: since its last read without an
+    error, if that is long ago.
     """
 
     topic: str
@@ -216,6 +220,9 @@ class MemberState:
     unreadable: tuple[int, ...] = ()
     layout: int | None = None
     has_told: bool = True
+    waiting_for_key_by: tuple[tuple[str, int], ...] = ()
+    settled_nothing_for: timedelta | None = None
+    read_nothing_for: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +403,9 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         read_ahead_used=used if isinstance(used := vital.get(READ_AHEAD_USED, 0), int) else 0,
         unreadable=tuple(sorted(read_numbers(str(about.get(UNREADABLE, "")).encode(errors="replace")))),
         layout=layout if isinstance(layout, int) else None,
+        waiting_for_key_by=counts(vital.get("waiting_for_key_by")),
+        settled_nothing_for=span(vital.get("settled_nothing_ms")),
+        read_nothing_for=span(vital.get("not_read_ms")),
         has_told=bool(vital) and heard_ago is not None and heard_ago <= ttl / TOLD_WITHIN,
     )
 

@@ -75,8 +75,10 @@ def timestamp(at: datetime | None) -> str:
 
 
 def state(group: GroupTrend) -> str:
-    """Whether a group is paused, unserved or running."""
-    return "paused" if group.is_paused else "unserved" if group.is_unserved else "running"
+    """Whether a group is paused, unserved, stalled or running."""
+    if group.is_paused or group.is_unserved:
+        return "paused" if group.is_paused else "unserved"
+    return "running" if group.stalled is None else "stalled"
 
 
 def trend(group: GroupTrend) -> str:

@@ -20,10 +20,14 @@ from rsmq.inspector.state import (
 )
 from rsmq.model.call_counts import CallCounts
 from rsmq.model.held_name import HeldName
+from rsmq.model.standstill import has_work
 from rsmq.model.work import Work
 
 STEADY: Final = 0.5
 """Messages a second: a backlog that changes by less counts as steady."""
+STALLED: Final = timedelta(minutes=1)
+SLOW: Final = timedelta(minutes=10)
+"""Handlers may run for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,9 @@ class GroupTrend:
     negative when it shrinks; `empty_in` is None unless it shrinks. `unread` is None where the server does not know
     it, and so is `backlog`, the sum of `unread` and `work` without what waits for a time. `new_calls`: what its members
     have told since the earlier snapshot. `untold`: the members that have not told for two beats what they do with their
-    messages, so these count as ready."""
+    messages, so these count as ready.
+    `stalled`: how long it has settled nothing, if messages of it are ready or wait for their keys and it is neither
+    paused nor held; None: it goes on."""
 
     topic: str
     name: str
@@ -67,6 +73,7 @@ class GroupTrend:
     follows: int = 0
     new_calls: CallCounts = NO_CALLS
     untold: tuple[str, ...] = ()
+    stalled: timedelta | None = None
 
     @property
     def most_owners(self) -> int:
@@ -164,6 +171,7 @@ def group_trend(
         follows=after.follows,
         new_calls=calls_since(() if before is None else members_of(earlier, before), members),
         untold=untold(members),
+        stalled=stalled(after, members),
     )
 
 
@@ -205,6 +213,18 @@ def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
         left -= parts[-1]
     running, kept, for_key, for_rate, for_time = parts
     return Work(running, left, for_key, for_rate, max(kept, group.waiting_for_retry), for_time)
+
+
+def stalled(group: GroupState, members: Sequence[MemberState]) -> timedelta | None:
+    """How long a group has settled nothing, from STALLED on (while handlers run: from SLOW on). None: it goes on, or
+    nobody says."""
+    live = [each for each in members if each.heard_ago is not None]
+    is_held = group.is_paused or any(not each.name for each in group.holds)
+    if is_held or not any(has_work(each.work) for each in live):
+        return None
+    found = min((each.settled_nothing_for for each in live if each.settled_nothing_for is not None), default=None)
+    limit = SLOW if any(each.work.running for each in live) else STALLED
+    return found if found is not None and found >= limit else None
 
 
 def untold(members: Sequence[MemberState]) -> tuple[str, ...]:

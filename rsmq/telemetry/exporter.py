@@ -16,8 +16,8 @@ from pydantic_core import to_json
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.schedules import ScheduleState
-from rsmq.inspector.state import GroupState, MemberState, TopicState
-from rsmq.inspector.trend import members_of, untold, work_of
+from rsmq.inspector.state import GroupState, MemberState, TopicState, most_owners
+from rsmq.inspector.trend import members_of, stalled, untold, work_of
 from rsmq.model.clock import monotonic
 from rsmq.model.held_name import HoldKind
 from rsmq.telemetry import metric
@@ -162,10 +162,13 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
         metric.MEMBERS: len(members) - silent,
         metric.SILENT: silent,
         metric.UNTOLD: len(untold(members)),
+        metric.STALLED: span.total_seconds() if (span := stalled(group, members)) is not None else 0.0,
         metric.UNOWNED: sum(not share.is_owned for share in group.shares) if group.distribution in OWNING else 0,
         metric.PAUSED: group.is_paused,
     }
     yield from (Sample(kind, labels, value) for kind, value in values.items())
+    if group.distribution in OWNING:
+        yield Sample(metric.OWNERS, labels, group.follows or most_owners(group.shares, group.bands))
     for band in group.bands:
         named = (*labels, band.name)
         yield Sample(metric.BAND_BACKLOG, named, band.unread + band.pending)

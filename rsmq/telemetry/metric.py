@@ -185,6 +185,11 @@ GROUP_WAITING = Metric(
 DEAD = Metric("rsmq_group_dead_letters", "gauge", GROUP, "Dead letters kept.")
 MEMBERS = Metric("rsmq_group_members", "gauge", GROUP, "Members whose heartbeat is fresh.")
 SILENT = Metric("rsmq_group_silent_members", "gauge", GROUP, "Members whose heartbeat has run out.")
+STALLED = Metric(
+    "rsmq_group_stalled_seconds", "gauge", GROUP,
+    "How long it has settled nothing though messages are ready or wait for their keys; 0 while it goes on.",
+)  # fmt: skip
+OWNERS = Metric("rsmq_group_owners_limit", "gauge", GROUP, "How many members can own partitions of it.")
 UNTOLD = Metric(
     "rsmq_group_untold_members", "gauge", GROUP,
     "Live members that have not told for two beats what becomes of their messages: these count as ready.",
@@ -215,8 +220,8 @@ SCHEDULE_LED = Metric(
 
 GROUPS = (
     UP, ASKING, STORED, DELAYED, BACKLOG, UNREAD, UNREAD_EXACT, GROUP_READY, GROUP_RUNNING, GROUP_WAITING, OLDEST,
-    OVERDUE, DEAD, MEMBERS, SILENT, UNTOLD, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD, SCHEDULE_FAILURES,
-    SCHEDULE_LAST, SCHEDULE_LED,
+    OVERDUE, DEAD, MEMBERS, SILENT, UNTOLD, STALLED, OWNERS, UNOWNED, BAND_BACKLOG, BAND_OLDEST, PAUSED, HELD,
+    SCHEDULE_FAILURES, SCHEDULE_LAST, SCHEDULE_LED,
 )  # fmt: skip
 
 # -- of one gateway process, from its own counters

@@ -14,7 +14,7 @@ from rsmq.broker.broker import producer_of
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.middleware import Call, Wrapping
 from rsmq.model.call_counts import BOUNDS, SHORT
-from rsmq.model.clock import awake, monotonic
+from rsmq.model.clock import monotonic
 from rsmq.model.words import installed
 from rsmq.telemetry import metric
 from rsmq.telemetry.metric import Histogram, Metric, Sample
@@ -65,7 +65,6 @@ def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iter
     for move in MOVES:
         yield Sample(metric.LEASE_MOVES, (*labels, move), stats.get(move, 0))
     started = [task_slot.started for task_slot in consumer.task_slots if task_slot.messages]
-    turned = [fetcher.last_success for fetcher in consumer.fetchers.active]
     yield Sample(metric.OWNED, labels, len(consumer.lanes))
     work = consumer.work
     yield Sample(metric.RUNNING, labels, work.running)
@@ -81,7 +80,7 @@ def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iter
     yield Sample(metric.BUSY, labels, len(started))
     yield Sample(metric.LIMIT, labels, consumer.max_calls)
     yield Sample(metric.LONGEST, labels, now - min(started, default=now))
-    yield Sample(metric.READ_AGE, labels, awake() - min(turned) if turned else 0.0)
+    yield Sample(metric.READ_AGE, labels, consumer.read_age)
 
 
 def of_service(service: object) -> Iterator[Sample]:

@@ -180,7 +180,8 @@ def test_names_are_cut_only_where_there_is_no_room() -> None:
     """A wide window shows whole names and all columns of the docs; a narrow one cuts names to keep the numbers."""
     wide, narrow = (picture(BOARD, TopView(), "title", width, 20) for width in (400, 80))
     assert wide[2].plain.split() == [
-        "group", "state", "out/s", "unread", "ready", "running", "waiting", "oldest", "dead", "backlog", "trend", "in/s", "owned",
+        "group", "state", "out/s", "unread", "ready", "running", "waiting", "oldest", "dead",
+        "backlog", "trend", "in/s", "owned",
     ]  # fmt: skip
     assert f"t09/{'g' * 200} " in wide[3].plain
     assert (len(narrow[3].plain), narrow[3].plain.split()[0][-2:]) == (80, "g…")

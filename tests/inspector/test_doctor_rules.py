@@ -62,7 +62,47 @@ def test_gateway_without_problems_is_no_finding() -> None:
 
 DEAD = replace(MEMBER, heard_ago=None)
 OPEN = HeldName("twilio", 1_900_000_000_000, 1_899_999_999_000, "breaker")
+STUCK = replace(MEMBER, waiting_for_key_by=(("c-1", 90), ("c-2", 5)), settled_nothing_for=HOUR)
 CASES = {
+    "stalled": (
+        facts(replace(GROUP, stalled=HOUR, work=Work(ready=3, waiting_for_key=29, waiting_for_retry=4), backlog=36)),
+        "group billing of orders has settled nothing for 1 h: 3 ready, 0 running, 33 waiting (29 for a key, 4 for a "
+        "retry). `rsmq message find orders --group billing --state waiting_for_retry` names those in front",
+    ),
+    "a slow handler in front of others": (
+        facts(replace(GROUP, stalled=HOUR, work=Work(1, 3), members=(replace(MEMBER, longest=HOUR),), backlog=4)),
+        "1 running (the longest for 1 h), 0 waiting. `rsmq message find orders --group billing --state running`",
+    ),
+    "one key in front": (
+        facts(replace(GROUP, work=Work(waiting_for_key=150), members=(STUCK, replace(STUCK, heard_ago=None)))),
+        "90 of 150 messages of group billing of orders wait behind the key 'c-1': a key is handled one",
+    ),
+    "the rate of one name": (
+        facts(
+            replace(
+                GROUP,
+                work=Work(waiting_for_rate=150),
+                members=(replace(MEMBER, waiting_for_rate_by=(("twilio", 80), ("", 70))),),
+            )
+        ),
+        "80 of 150 messages of group billing of orders wait for the rate of 'twilio'",
+    ),
+    "the rate of the handler": (
+        facts(replace(GROUP, work=Work(waiting_for_rate=150))),
+        "150 of 150 messages of group billing of orders wait for their handler's rate",
+    ),
+    "one tenant": (
+        facts(replace(GROUP, work=Work(ready=150), members=(replace(MEMBER, waiting_by_tenant=(("acme", 149),)),))),
+        "149 of 150 messages of group billing of orders are those of tenant 'acme'",
+    ),
+    "a member that does not read": (
+        facts(replace(GROUP, members=(replace(MEMBER, read_nothing_for=HOUR),))),
+        "w1 of group billing of orders owns 1 partition and has read nothing for 1 h",
+    ),
+    "a member that does not tell": (
+        facts(replace(GROUP, work=Work(ready=8), untold=("w1",))),
+        "w1 has not told lately what becomes of its messages: they count as ready: of group billing of orders",
+    ),
     "open breaker": (
         facts(replace(GROUP, holds=(OPEN,))),
         "'twilio' of group billing of orders is held by a breaker",
@@ -167,6 +207,13 @@ def test_problem_is_found_with_what_to_do(name: str) -> None:
 
 
 QUIET = {
+    "a small backlog behind one key": facts(
+        replace(GROUP, work=Work(waiting_for_key=95), members=(STUCK,)),
+    ),
+    "a large backlog behind many keys": facts(replace(GROUP, work=Work(waiting_for_key=200), members=(STUCK,))),
+    "a dead member does not read": facts(
+        replace(GROUP, members=(MEMBER, replace(DEAD, read_nothing_for=HOUR, layout=0)))
+    ),
     "the server waits long enough": facts(config={"timeout": "300", "tcp-keepalive": "300"}),
     "an empty topic without a group": facts(None, replace(TOPIC, messages=0, groups=0)),
     "a group without messages needs no member": facts(replace(GROUP, members=(DEAD,))),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from rsmq.inspector import text
+import pytest
+
+from rsmq.inspector import text, trend
 from rsmq.inspector.state import Snapshot
 from rsmq.inspector.trend import GroupTrend, compare
+from rsmq.model.held_name import HeldName
 from rsmq.model.work import Work
-from tests.inspector.states import MEMBER, PART, snapshot
+from tests.inspector.states import MEMBER, PART, group_of, snapshot
 
 
 def row(before: Snapshot | None, after: Snapshot) -> GroupTrend:
@@ -63,6 +66,43 @@ def test_what_waits_for_a_time_is_waiting_and_no_backlog() -> None:
     group = row(None, snapshot(0.0, member=replace(MEMBER, work=Work(running=1, waiting_for_time=6))))
     assert group.work == Work(running=1, ready=1, waiting_for_retry=2, waiting_for_time=6)
     assert group.backlog == 100 + 1 + 1 + 2
+
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "work", "stalled"),
+    [
+        ((60,), Work(ready=1), 60),
+        ((59,), Work(ready=1), None),
+        ((60,), Work(waiting_for_key=9, waiting_for_retry=1), 60),  # behind a parked key
+        ((360,), Work(running=1, ready=9), None),  # handlers may run for minutes
+        ((600,), Work(running=1, ready=9), 600),
+        ((60,), Work(waiting_for_rate=9, waiting_for_retry=9, waiting_for_time=9), None),  # these wait for a time
+        ((600, 3), Work(ready=1), None),  # another member settles
+        ((600, None), Work(ready=1), 600),  # another member never had anything
+        ((None,), Work(ready=1), None),  # an older version does not say
+    ],
+)
+def test_group_is_stalled_that_settles_nothing_though_it_could(
+    seconds: tuple[int | None, ...], work: Work, stalled: int | None
+) -> None:
+    """From a minute on; a paused, held or unserved group has another name."""
+    told = [replace(MEMBER, work=work, settled_nothing_for=each and timedelta(seconds=each)) for each in seconds]
+    state = group_of(PART)
+    found = trend.stalled(state, told)
+    assert found == (None if stalled is None else timedelta(seconds=stalled))
+    assert trend.stalled(replace(state, is_paused=True), told) is None
+    assert trend.stalled(replace(state, holds=(HeldName("", 2, 1, "command"),)), told) is None
+    assert trend.stalled(state, [replace(each, heard_ago=None) for each in told]) is None
+
+
+def test_stalled_group_is_not_running() -> None:
+    """The word beside its name."""
+    told = replace(MEMBER, work=Work(ready=8), settled_nothing_for=MINUTE)
+    assert text.state(row(None, snapshot(0.0, member=told))) == "stalled"
+    assert text.state(row(None, snapshot(0.0))) == "running"
 
 
 def test_member_that_has_not_told_for_two_beats_is_named() -> None:

@@ -336,6 +336,11 @@ class Flows:
         flows = [self.waiting.get(key) for key in list(keys) if isinstance(key, bytes)]
         return sum(len(ids) for flow in flows if flow is not None and (ids := flow.ids))
 
+    def lengths(self) -> list[tuple[bytes, int]]:
+        """How many messages wait behind each key that has some. May be called from any thread."""
+        flows = [pair for pair in list(self.waiting.items()) if pair[1] is not NONE]
+        return [(key, number) for key, flow in flows if (number := len(flow) + len(flow.ids or ()))]
+
     def far_ids(self) -> Iterator[bytes]:
         """The ids of all that waits without a message."""
         ids = chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids)

@@ -478,6 +478,14 @@ class Queue:
                 found[tenant or ""] += count
         return found
 
+    def behind_keys(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages wait behind which key. May be called from any thread."""
+        found = Counter[str]()
+        for lane in list(lanes):
+            for key, number in lane.flows.lengths():
+                found[key.decode(errors="backslashreplace")] += number
+        return found
+
     def far_by_rate(self, lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages wait as ids for the rate of which name. May be called from any thread."""
         found = Counter[str]()

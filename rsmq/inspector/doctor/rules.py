@@ -9,7 +9,8 @@ from typing import Final
 from rsmq.heartbeat.circles import circle_through
 from rsmq.inspector.doctor.facts import QueueFacts
 from rsmq.inspector.doctor.mqtt import check_mqtt
-from rsmq.inspector.text import timestamp
+from rsmq.inspector.obstacles import behind_one_name, not_reading, outgrown, stalled, title
+from rsmq.inspector.text import timestamp, untold
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.encoding import STORE
 from rsmq.model.settings import longest_read
@@ -167,17 +168,21 @@ def check_overdue(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_obstacles(facts: QueueFacts) -> Iterator[str]:
+    """No group is stalled, no name stands in front of most of a backlog, and every member reads what it owns."""
+    for group in facts.board.groups:
+        yield from (*stalled(group), *not_reading(group), *behind_one_name(group))
+        if group.untold and group.work.ready:
+            yield (
+                f"{untold(group)}: of {title(group)}. Its heartbeats are late, or the server has no memory for what it "
+                f"tells"
+            )
+
+
 def check_members(facts: QueueFacts) -> Iterator[str]:
     """Every member can own a partition."""
     for group in facts.board.groups:
-        live = [member for member in group.members if member.heard_ago is not None]
-        if group.distribution == "hash" and len(live) > group.most_owners:
-            yield (
-                f"{title(group)} has {count(len(live), 'member')} and {count(group.most_owners, 'partition')}: "
-                f"{count(len(live) - group.most_owners, 'member is', 'members are')} idle. Stop some, "
-                f"give the handler distribution='shared', or let the topic grow: "
-                f"`rsmq topic resize {group.topic} {2 * group.most_owners}`"
-            )
+        yield from outgrown(group)
 
 
 def check_nodes(facts: QueueFacts) -> Iterator[str]:
@@ -428,7 +433,7 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_records: "records",
     check_groups: "group", check_served: "group", check_trend: "backlog",
     check_holds: "holds", check_missing_keys: "keys", check_read_ahead: "waiting", check_overdue: "waiting",
-    check_members: "partitions", check_nodes: "partitions",
+    check_obstacles: "backlog", check_members: "partitions", check_nodes: "partitions",
     check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
@@ -436,11 +441,6 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_gateways: "mqtt", check_bands: "bands", check_schedules: "schedule",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
-
-
-def title(group: GroupTrend) -> str:
-    """The group in a sentence."""
-    return f"group {group.name} of {group.topic}"
 
 
 def words(group: GroupTrend) -> str:
