@@ -103,7 +103,8 @@ def archived(archive: str, message: str, topic: str | None) -> Any:
 def describe(status: MessageStatus) -> None:
     """Print a status for people."""
     key = "" if status.key is None else f", key {printable(status.key)}"
-    print_line(f"{printable(status.id)}: {status.text}{key}")
+    batch = "" if status.batch is None else f", in batch {printable(status.batch)}"
+    print_line(f"{printable(status.id)}: {status.text}{key}{batch}")
     rows = ((each.group, each.state, printable(advice(status, each))) for each in status.groups)
     if status.state == "stored" or status.groups:
         print_table(("group", "state", "where"), rows, "the topic has no groups")

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from heapq import nsmallest
 from typing import Final
 
 import anyio
@@ -66,6 +67,8 @@ PERMIT: Final = "permit:"
 MOST_NAMES: Final = 3
 """Keys, names or tenants of which a member tells how many messages wait."""
 LONGEST_NAME: Final = 60
+MOST_CALLS: Final = 5
+"""Calls that run longest, of which a member tells the message."""
 MANY: Final = 100
 """Messages that wait for keys, from which on a member tells behind which keys."""
 NOT_READ: Final = 10.0
@@ -337,8 +340,10 @@ class Consumer:
         vitals: dict[str, object] = {**work.known}
         if calls := told(self.stats, self._runner.times):
             vitals["calls"] = calls
-        if started := [task_slot.started for task_slot in self.task_slots if task_slot.messages]:
-            vitals["longest_ms"] = max(0, round((monotonic() - min(started)) * 1000))
+        running, now = [each for each in self.task_slots if each.messages], monotonic()
+        if longest := nsmallest(MOST_CALLS, running, key=lambda each: each.started):
+            vitals["longest_ms"] = max(0, round((now - longest[0].started) * 1000))
+            vitals["longest_calls"] = {each.named: max(0, round((now - each.started) * 1000)) for each in longest}
         if (quiet := self._standstill.seconds(self.stats, work, monotonic())) is not None:
             vitals["settled_nothing_ms"] = round(quiet * 1000)
         if (not_read := self.read_age) > NOT_READ:

@@ -73,6 +73,15 @@ class Batches:
         hashes = await ask_all(self._client, [("HVALS", self._keys.batch_names(shard)) for shard in range(SHARDS)])
         return sorted(await self._read(home for homes in hashes for home in homes), key=lambda each: each.started)
 
+    async def matching(self, wanted: str, most: int) -> tuple[list[BatchStatus], int]:
+        """The batches whose name contains `wanted`, in any case, the newest last, and how many there are: of more than
+        `most`, only so many are read, in no order."""
+        hashes = await ask_all(self._client, [("HGETALL", self._keys.batch_names(shard)) for shard in range(SHARDS)])
+        found = [
+            home for reply in hashes for name, home in as_dict(reply).items() if wanted.casefold() in name.casefold()
+        ]
+        return sorted(await self._read(found[:most]), key=lambda each: each.started), len(found)
+
     async def cancel(self, name: str) -> BatchStatus | None:
         """Cancel all members that have not started, also those that are delayed, and close the batch. None: there is
         none. What runs goes on; if it fails, it is not tried again. Members that have ended stay as they are."""

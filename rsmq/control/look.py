@@ -23,6 +23,8 @@ from rsmq.control.status import (
 from rsmq.dlq import DeadLetter
 from rsmq.dlq.dead_letter import read_dead_letter
 from rsmq.model.keys import Keys
+from rsmq.model.message import Message
+from rsmq.model.record import text
 from rsmq.model.stream_id import LOCATED_ID, sent_ms
 from rsmq.redis.client.connector import Client
 from rsmq.redis.holds import holds_of
@@ -48,6 +50,17 @@ class Look:
         found = await self._finder.find(message_id, topic, key, is_thorough=True)
         if found is None:
             return await self._not_found(message_id, topic, key)
+        status = await self._of(found, topic, key)
+        return replace(status, batch=await self._batch_of(found.message))
+
+    async def _batch_of(self, message: Message) -> str | None:
+        """The name of the batch of which a message is a member. It costs others nothing."""
+        if message.is_plain or message.member is None:
+            return None
+        found = await self._client.execute_command("HGET", self._keys.batch_state(message.member.home), "name")
+        return text(found) if found else None
+
+    async def _of(self, found: Found, topic: Topic, key: str | None) -> MessageStatus:
         about = (found.message.id, topic.name)
         if found.is_cancelled:
             return MessageStatus(*about, "cancelled", found.partition, key)

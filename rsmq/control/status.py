@@ -156,6 +156,7 @@ class MessageStatus:
     - `unknown`: not found.
 
     `id` is the message id, also if it was found by its stream id. `partition` is None as long as nothing is found.
+    `batch`: the name of the batch of which it is a member, as long as the batch is kept.
     """
 
     id: str
@@ -167,6 +168,7 @@ class MessageStatus:
     due: datetime | None = None
     groups: tuple[GroupStatus, ...] = ()
     archive: str | None = None
+    batch: str | None = None
 
     def group(self, name: str) -> GroupStatus | None:
         """The status for one group, or None."""

@@ -12,6 +12,7 @@ from starlette.datastructures import FormData
 from rsmq.control import Cancel, Holding, Reschedule, Schedules
 from rsmq.control.audit import State
 from rsmq.control.ending import end_process
+from rsmq.dashboard import batch
 from rsmq.dashboard.page import Visit, time_given
 from rsmq.dashboard.publishing import headers_given, payload_given
 from rsmq.dashboard.queries import MOST_LETTERS, MOST_NAMED, PageNotFound, PageRefused
@@ -83,6 +84,9 @@ class ActionForm:
         if process := self.value("process"):
             served = [each for each in (await self.visit.queries.poller.fresh()).members if each.id == process]
             return {"process": process, "serves": [f"{each.topic}/{each.group}" for each in served]}
+        if name := self.value("batch"):
+            state = await self.visit.queries.batches.find(name)
+            return {"batch": name} if state is None else {"batch": name, "state": state.state, "missing": state.missing}
         if device := self.value("device"):
             found = await self.visit.queries.device(device)
             return {"device": device, "letters": 0 if found is None else found.backlog}
@@ -396,6 +400,24 @@ async def kick_client(wanted: ActionForm) -> Action:
     return Action(question, "end the connection", act, is_danger=True)
 
 
+async def cancel_batch(wanted: ActionForm) -> Action:
+    """Cancel all members of a batch that have not started."""
+    visit = wanted.visit
+    found = await batch.one(visit, wanted.value("batch"))
+    if not batch.may_cancel(visit, found):
+        raise PageRefused("your role may not do this: it takes the role admin in all topics of the batch")
+
+    async def act() -> str:
+        after = await visit.queries.batches.cancel(found.name)
+        return f"batch {found.name} is {'gone' if after is None else after.state}"
+
+    question = (
+        f"Cancel {count(found.missing, 'member')} of batch {found.name!r} for good? What runs goes on; its callback "
+        f"comes when all have ended."
+    )
+    return Action(question, "cancel", act, is_danger=True)
+
+
 async def quiet_process(wanted: ActionForm) -> Action:
     """Let a worker process finish what runs, and end."""
     return await end_of(wanted, QUIET, "It takes nothing new, finishes what runs, however long that takes,")
@@ -449,12 +471,13 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "resume-schedule": (Role.ACT, resume_schedule),
     "purge-device": (Role.ADMIN, purge_device),
     "kick-client": (Role.ACT, kick_client),
+    "cancel-batch": (Role.ADMIN, cancel_batch),
     "quiet-process": (Role.ACT, quiet_process),
     "stop-process": (Role.ACT, stop_process),
 }
 
 
-WITHOUT_TOPIC: Final = ("purge-device", "kick-client", "quiet-process", "stop-process")
+WITHOUT_TOPIC: Final = ("purge-device", "cancel-batch", "kick-client", "quiet-process", "stop-process")
 
 
 async def prepare(name: str, visit: Visit, inspector: Inspector, form: FormData) -> tuple[Action, ActionForm]:
@@ -466,7 +489,7 @@ async def prepare(name: str, visit: Visit, inspector: Inspector, form: FormData)
     topic = None if name in WITHOUT_TOPIC else wanted.topic
     if topic is not None:
         visit.check(topic)
-    if not visit.visitor.may(role, topic):
+    if name != "cancel-batch" and not visit.visitor.may(role, topic):  # that one asks for each topic of the batch
         raise PageRefused(f"your role may not do this: it takes the role {role.name.lower()}")
     if wanted.group:
         await visit.queries.group(wanted.topic, wanted.group)

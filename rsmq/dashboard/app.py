@@ -24,7 +24,18 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rsmq.control.audit import Audit
-from rsmq.dashboard import connection, dead_letter, device, message, overview, process, publishing, schedule, search
+from rsmq.dashboard import (
+    batch,
+    connection,
+    dead_letter,
+    device,
+    message,
+    overview,
+    process,
+    publishing,
+    schedule,
+    search,
+)
 from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.actions import Action, ActionForm, prepare
 from rsmq.dashboard.client_rates import WatchedClients
@@ -49,6 +60,8 @@ from rsmq.redis.wire.url import database_of
 log = logging.getLogger("rsmq.dashboard")
 
 STATIC: Final = Path(__file__).parent / "static"
+SUBJECTS: Final = ("device", "client", "batch")
+"""Fields of forms that name what an action is about, if it is no topic."""
 MOST_NOTES: Final = 200
 LONGEST_FORM: Final = 1 << 18
 
@@ -67,6 +80,8 @@ PAGES: Final[dict[str, Build]] = {
     "/message/{topic}/{message_id:path}": message.message,
     "/delayed/{topic}": message.delayed,
     "/parked/{topic}/{group}": message.parked,
+    "/batches": batch.batches,
+    "/batch/{name:path}": batch.batch,
     "/schedules": schedule.schedules,
     "/schedule/{topic}/{name}": schedule.schedule,
     "/dead-letters": dead_letter.dead_letter_groups,
@@ -237,7 +252,7 @@ class Dashboard:
             return HTMLResponse(frame(visit, question(visit, action, wanted, name, back)))
 
         async def do() -> str:
-            subject = (wanted.topic or wanted.value("device") or wanted.value("client"), wanted.group)
+            subject = (wanted.topic or next(filter(None, map(wanted.value, SUBJECTS)), ""), wanted.group)
             return await visit.room.audit.record(visit.visitor.name, name, subject, wanted.state, action.act)
 
         note = await self._later(do) if action.is_long else await do()

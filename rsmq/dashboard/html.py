@@ -9,7 +9,7 @@ from typing import Any, Final
 
 VOID: Final = ("input", "br", "link", "meta", "hr")
 
-IDS: Final = frozenset({"id", "stream id", "message id", "member", "process", "owner", "leader"})
+IDS: Final = frozenset({"id", "partition/stream id", "stream id", "message id", "member", "process", "owner", "leader"})
 """Columns whose values stay on one line where there is room: a break would look like the end of one."""
 
 Content = Any

@@ -102,7 +102,7 @@ async def message(visit: Visit, topic: str, message_id: str, key: str | None = N
     if entry is not None:
         values |= {
             "message id": entry.message_id, "stored": "" if entry.id == NOT_STORED else f"{entry.at} UTC",
-            "partition": str(entry.partition), "key": entry.key,
+            "partition": str(entry.partition), "key": entry.key, "batch": batch_of(visit, status),
             "headers": tag("pre", entry.headers) if entry.headers else "",
         }  # fmt: skip
     elif status is None:
@@ -115,6 +115,11 @@ async def message(visit: Visit, topic: str, message_id: str, key: str | None = N
         ],
         crumbs=crumbs(visit, topic),
     )  # fmt: skip
+
+
+def batch_of(visit: Visit, status: MessageStatus | None) -> Content:
+    """The batch of which it is a member."""
+    return link(status.batch, visit.url("batch", status.batch)) if status is not None and status.batch else None
 
 
 def payload_of(visit: Visit, topic: str, message_id: str, key: str | None, entry: BrowsedMessage) -> list[Content]:

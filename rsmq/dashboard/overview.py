@@ -7,16 +7,17 @@ from datetime import timedelta
 from typing import Final, TypeVar
 
 from rsmq.dashboard.chart import Mark, Point, chart
+from rsmq.dashboard.flow import flows
 from rsmq.dashboard.handler import failure_series, handler_parts
 from rsmq.dashboard.history import GAP, HistoryMinute
 from rsmq.dashboard.html import Content, Html, Row, about, link, tag, text_field
 from rsmq.dashboard.page import Page, Visit, joined
-from rsmq.dashboard.queries import EVERY, MOST_NAMED, RunningMessage
+from rsmq.dashboard.queries import EVERY, MOST_NAMED, PendingMessage
 from rsmq.dashboard.roles import Role
 from rsmq.dashboard.schedule import COLUMNS, row_of
 from rsmq.inspector.obstacles import obstacles
 from rsmq.inspector.schedules import look_up
-from rsmq.inspector.state import BandState, GroupPartition, MemberState, PartitionState
+from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
 from rsmq.inspector.text import age, limits_of, rate, ready, state, timestamp, trend, untold, waiting, waiting_of
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
@@ -134,7 +135,7 @@ async def group(visit: Visit, name: str, group: str) -> Page:
     if not board.groups:
         await visit.queries.group(name, group)  # it may be newer than the board
     shown = next(iter(board.groups), None)
-    running = await visit.queries.running(name, group)
+    pending = await visit.queries.pending(name, group)
     links = [
         link("dead letters", visit.url("dead-letters", name, group)),
         link("parked", visit.url("parked", name, group)),
@@ -156,11 +157,12 @@ async def group(visit: Visit, name: str, group: str) -> Page:
             tag("p", links[0], " · ", links[1]), group_table(visit, board.groups), obstacle_list(visit, board.groups),
             tag("div", actions, class_="bar"),
             ranges(visit), charts(visit, {name}, group),
-            tag("div", tag("h2", "Bands"), band_table(visit, shown.bands)) if shown and shown.bands else None,
+            flows(visit, shown) if shown else None,
             *hold_table(visit, shown),
             handler_parts(visit, shown) if shown else None,
-            tag("h2", "Members"), member_table(visit, board.members, running),
-            tag("h2", "Running"), running_table(visit, name, running),
+            tag("h2", "Members"), member_table(visit, board.members),
+            tag("h2", "Running"), running_table(visit, name, board.members),
+            tag("h2", "Pending"), pending_table(visit, name, pending),
             tag("h2", "Partitions"), share_table(visit, shown.shares if shown else ()),
         ],
         is_live=True,
@@ -378,17 +380,6 @@ def moment(stream_id: str | None) -> str:
     return "–" if stream_id is None else timestamp(from_epoch_ms(int(stream_id.partition("-")[0])))
 
 
-def band_table(visit: Visit, bands: Sequence[BandState]) -> Html:
-    """What a group has in each band of its topic."""
-    columns = ("band", "#partitions", "#unread", "#pending", "#oldest", "#dead")
-    rows = [
-        Row(each.name, (
-            each.name, each.partitions, number(each.unread), each.pending, age(each.oldest), each.dead_letters))
-        for each in bands
-    ]  # fmt: skip
-    return visit.live.table("bands", columns, rows, "not read yet")
-
-
 def share_table(visit: Visit, shares: Sequence[GroupPartition]) -> Html:
     """The partitions of a group."""
     columns = ("#partition", "owner", "#epoch", "#unread", "#oldest", "#pending", "#retry", "#dead")
@@ -402,10 +393,9 @@ def share_table(visit: Visit, shares: Sequence[GroupPartition]) -> Html:
     return visit.live.table("partitions", columns, rows, "not read yet")
 
 
-def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence[RunningMessage] = ()) -> Html:
-    """Members, with the message that each has had for longest."""
-    columns = ("member", "serves", "handler", "heard of", "#loop lag", "#running", "longest", "partitions")
-    longest = {each.member: each for each in reversed(running)}
+def member_table(visit: Visit, members: Sequence[MemberState]) -> Html:
+    """Members, with how long their longest calls run."""
+    columns = ("member", "serves", "handler", "heard of", "#loop lag", "running", "longest", "partitions")
     rows = [
         Row(
             f"{each.id}/{each.topic}/{each.group}",
@@ -414,7 +404,7 @@ def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence
                 link(f"{each.topic}/{each.group}", visit.url("group", each.topic, each.group)), each.handler,
                 tag("span", "dead", class_="unserved") if each.heard_ago is None else f"{spoken(each.heard_ago)} ago",
                 age(each.loop_lag), joined_limits(f"{each.work.running} of {each.concurrency}", each),
-                f"for {spoken(longest[each.id].since)}" if each.id in longest else "–",
+                f"for {spoken(each.longest)}" if each.longest is not None else "–",
                 owned(each),
             ),
         )
@@ -434,16 +424,29 @@ def joined_limits(running: str, member: MemberState) -> str:
     return f"{running}, {waits}" if (waits := waiting_of(member)) else running
 
 
-def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage], name: str = "running") -> Html:
-    """The messages that members have now, longest first."""
+def running_table(visit: Visit, topic: str, members: Sequence[MemberState], name: str = "running") -> Html:
+    """The messages of the longest calls, as members told them with their heartbeats; the longest first."""
+    told = [(ms, where, each) for each in members if each.heard_ago is not None for where, ms in each.longest_calls]
+    rows = [
+        Row(f"{each.id}/{where}", (
+            link(where, visit.url("message", topic, where)), each.handler, each.id,
+            f"for {spoken(timedelta(milliseconds=ms))}"))
+        for ms, where, each in sorted(told, key=lambda row: row[:2], reverse=True)[:MOST_NAMED]
+    ]  # fmt: skip
+    columns = ("partition/stream id", "handler", "member", "runs")
+    return visit.live.table(name, columns, rows, "nothing runs")
+
+
+def pending_table(visit: Visit, topic: str, pending: Sequence[PendingMessage], name: str = "pending") -> Html:
+    """What was delivered and is not settled, longest first: its page says whether it runs, is ready or waits."""
     rows = [
         Row(f"{each.partition}/{each.id}", (
             link(each.id, visit.url("message", topic, f"{each.partition}/{each.id}")), each.message_id,
             each.partition, each.member, f"for {spoken(each.since)}", each.attempt))
-        for each in running[:MOST_NAMED]
+        for each in pending[:MOST_NAMED]
     ]  # fmt: skip
-    columns = ("stream id", "message id", "#partition", "member", "since", "#delivery")
-    return visit.live.table(name, columns, rows, "nothing is running")
+    columns = ("stream id", "message id", "#partition", "member", "delivered", "#delivery")
+    return visit.live.table(name, columns, rows, "nothing is pending")
 
 
 def spoken(span: timedelta) -> str:

@@ -26,7 +26,8 @@ from rsmq.producer import Producer
 
 PAGES: Final = (
     ("Overview", ""), ("Members", "members"), ("Processes", "processes"), ("Schedules", "schedules"),
-    ("Dead letters", "dead-letters"), ("Devices", "devices"), ("Connections", "connections"), ("Audit", "audit"),
+    ("Batches", "batches"), ("Dead letters", "dead-letters"), ("Devices", "devices"), ("Connections", "connections"),
+    ("Audit", "audit"),
 )  # fmt: skip
 
 

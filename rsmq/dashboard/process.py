@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from rsmq.dashboard.html import Content, Row, about, link, tag
-from rsmq.dashboard.overview import member_table, running_table, spoken
+from rsmq.dashboard.overview import member_table, pending_table, running_table, spoken
 from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import PageNotFound
 from rsmq.dashboard.roles import Role
@@ -44,10 +44,14 @@ async def process(visit: Visit, name: str) -> Page:
     }  # fmt: skip
     tables: list[Content] = []
     for each in some:
-        running = [row for row in await visit.queries.running(each.topic, each.group) if row.member == name]
-        if running:
-            tables.append(tag("h2", f"Messages of {each.group} of {each.topic}"))
-            tables.append(running_table(visit, each.topic, running, f"running-{each.topic}-{each.group}"))
+        where = f"{each.topic}-{each.group}"
+        if each.longest_calls:
+            tables.append(tag("h2", f"Runs of {each.group} of {each.topic}"))
+            tables.append(running_table(visit, each.topic, [each], f"running-{where}"))
+        pending = [row for row in await visit.queries.pending(each.topic, each.group) if row.member == name]
+        if pending:
+            tables.append(tag("h2", f"Pending of {each.group} of {each.topic}"))
+            tables.append(pending_table(visit, each.topic, pending, f"pending-{where}"))
     return Page(
         f"Process {name}",
         [

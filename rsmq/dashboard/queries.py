@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 
 from rsmq.codecs.reading import Reading
-from rsmq.control import Look, MessageStatus
+from rsmq.control import Batches, Look, MessageStatus
 from rsmq.control.finder import Finder
 from rsmq.dlq import DeadLetter, DeadLetters, Selection
 from rsmq.dlq.selection import FieldCondition
@@ -49,7 +49,7 @@ MOST_SCANNED: Final = 20_000
 SCANNED: Final = 500
 MOST_DEVICES: Final = 100
 MOST_WAITING: Final = 10
-MOST_RUNNING: Final = 20
+MOST_PENDING: Final = 20
 MOST_NAMED: Final = 50
 """Messages of members that a page shows with their ids."""
 PREVIEW: Final = 200
@@ -184,8 +184,8 @@ class MessageSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningMessage:
-    """A message that a member has now."""
+class PendingMessage:
+    """A message that was delivered to a member and is not settled: it runs, is ready, or waits."""
 
     member: str
     partition: int
@@ -206,6 +206,7 @@ class Queries:
         self.encoding = Reading(int(settings.decoded_limit))
         """Undoes what is compressed, or encrypted with a key of RSMQ_KEYS."""
         self.dlq = DeadLetters(client, keys, self.encoding)
+        self.batches = Batches(client, keys, self.topics)
         self.all_devices = Devices(client, keys)
         self.mqtt = MqttClients(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
@@ -279,16 +280,16 @@ class Queries:
         rows = await self.client.execute_command("XRANGE", stream, stream_id, stream_id)
         return read_entry(origin, rows[0][0], rows[0][1], self.encoding) if rows else None
 
-    async def running(self, topic: str, group: str) -> list[RunningMessage]:
-        """The messages that members of a group have now, longest first: at most MOST_RUNNING of each partition. Those
-        that wait for a retry are left out: with key order they are pending, too."""
+    async def pending(self, topic: str, group: str) -> list[PendingMessage]:
+        """What was delivered to members of a group and is not settled, longest first: at most MOST_PENDING of each
+        partition. Those that wait for a retry are left out: with key order they are pending, too."""
         found = await self.topic(topic)
         replies = await ask_all(
             self.client,
-            [("XPENDING", self.keys.stream(topic, number), group, "-", "+", MOST_RUNNING) for number in found.numbers],
+            [("XPENDING", self.keys.stream(topic, number), group, "-", "+", MOST_PENDING) for number in found.numbers],
         )
         rows = [
-            RunningMessage(
+            PendingMessage(
                 member.decode(errors="replace"), number, entry_id.decode(), timedelta(milliseconds=idle), count
             )
             for number, reply in zip(found.numbers, replies, strict=True)
@@ -301,7 +302,7 @@ class Queries:
         rows.sort(key=lambda each: each.since, reverse=True)
         return await self._named(topic, rows[:MOST_NAMED]) + rows[MOST_NAMED:]
 
-    async def _named(self, topic: str, rows: list[RunningMessage]) -> list[RunningMessage]:
+    async def _named(self, topic: str, rows: list[PendingMessage]) -> list[PendingMessage]:
         """Rows with their message ids. Those of the last call are remembered, for pages that are open."""
         entries = [(topic, each.partition, each.id) for each in rows]
         unknown = [entry for entry in entries if entry not in self._message_ids]

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from itertools import islice
+from typing import Any, Final, Unpack
 
 from rsmq.errors import ConfigError
 from rsmq.handler.bands import BandRules
@@ -29,9 +30,12 @@ from rsmq.handler.signature import UNDECLARED, Signature, read_signature
 from rsmq.handler.tenants import Tenants
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
-from rsmq.model.words import duration
+from rsmq.model.words import count, duration
 
 log = logging.getLogger("rsmq.handler")
+
+MOST_WEIGHTS: Final = 20
+"""Weights of tenants that a member tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -109,7 +113,17 @@ class Handler:
             found.append(f"{each.limit} per {duration(each.per)}{by}{' a member' if each.over == 'member' else ''}")
         for limit in self.group_concurrency:
             found.append(f"{limit.limit} at once{'' if limit.by is None else ' by name'}")
+        if self.tenants is not None:
+            found.append("tenants in turn")
+        if self.breaker is not None:
+            found.append(f"held for {duration(self.breaker.hold)} after {count(self.breaker.failures, 'failure')}")
         return found
+
+    @property
+    def known_weights(self) -> dict[str, float]:
+        """The weights of tenants that are written down, at most MOST_WEIGHTS; a function knows them only by name."""
+        weights = None if self.tenants is None else self.tenants.weights
+        return dict(islice(weights.items(), MOST_WEIGHTS)) if isinstance(weights, Mapping) else {}
 
     @property
     def name_of(self) -> Callable[[Message], str | None] | None:

@@ -189,7 +189,9 @@ class MemberState:
     `waiting_for_key_by`: the keys with most messages behind them, if a hundred or more wait for keys.
     `settled_nothing_for`: the time since a message of it left the backlog, and since it has some that should be done;
     None: it does not say, or has nothing to do and had nothing. `read_nothing_for`: since its last read without an
-    error, if that is long ago.
+    error, if that is long ago. `reserve`: the slots of its handler that only messages of a band may take. `weights`:
+    those of its tenants that are written down, at most 20. `longest_calls`: the messages, as partition/stream id, of
+    its five longest calls (of a call with several its first one), and for how many ms they have run.
     """
 
     topic: str
@@ -223,6 +225,9 @@ class MemberState:
     waiting_for_key_by: tuple[tuple[str, int], ...] = ()
     settled_nothing_for: timedelta | None = None
     read_nothing_for: timedelta | None = None
+    reserve: tuple[tuple[str, int], ...] = ()
+    weights: tuple[tuple[str, float], ...] = ()
+    longest_calls: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +368,12 @@ def counts(found: object) -> tuple[tuple[str, int], ...]:
     return tuple((name, n) for name, n in found.items() if isinstance(n, int)) if isinstance(found, dict) else ()
 
 
+def weights_of(found: object) -> tuple[tuple[str, float], ...]:
+    """Names and weights of a JSON object."""
+    rows = found.items() if isinstance(found, dict) else ()
+    return tuple((name, weight) for name, weight in rows if isinstance(weight, int | float) and 0 < weight < LARGEST_MS)
+
+
 def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys. `ttl`: the
     lease of a member that does not say its own."""
@@ -403,6 +414,9 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         read_ahead_used=used if isinstance(used := vital.get(READ_AHEAD_USED, 0), int) else 0,
         unreadable=tuple(sorted(read_numbers(str(about.get(UNREADABLE, "")).encode(errors="replace")))),
         layout=layout if isinstance(layout, int) else None,
+        longest_calls=counts(vital.get("longest_calls")),
+        reserve=counts(about.get("reserve")),
+        weights=weights_of(about.get("weights")),
         waiting_for_key_by=counts(vital.get("waiting_for_key_by")),
         settled_nothing_for=span(vital.get("settled_nothing_ms")),
         read_nothing_for=span(vital.get("not_read_ms")),

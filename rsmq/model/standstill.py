@@ -26,7 +26,8 @@ class Standstill:
         the first look that saw such ones does not count. None: nothing has happened, and there is nothing to do."""
         ended = sum(stats.get(name, 0) for name in ENDINGS)
         if ended != self._ended:
-            self._ended, self._ended_at, self._since = ended, now, None
+            self._ended = ended
+            self._ended_at, self._since = now, None
         if not has_work(work):
             self._since = None
             return None if self._ended_at is None else now - self._ended_at

@@ -199,9 +199,9 @@ async def test_what_waits_for_a_rate_is_seen_everywhere(
         status = await one.look(f"{lane.partition}/{waits[5].decode()}", topic="t")
         assert [(each.state, each.member) for each in status.groups] == [("waiting_for_rate", consumer.member)]
         assert [(each.name, each.tenant, each.before) for each in status.groups] == [("noisy", "noisy", near + 5)]
-        assert consumer._vitals()["waiting_by_tenant"] == {"noisy": 10 * PREFETCH - 2}
+        assert consumer._vitals()["waiting_by_tenant"] == {"noisy": 10 * PREFETCH - 1}
         assert consumer._vitals()["waiting_for_rate_by"] == {"noisy": 10 * PREFETCH - 1}
-        assert consumer.tenants == [10 * PREFETCH - 2]
+        assert consumer.tenants == [10 * PREFETCH - 1]
 
 
 async def test_tenants_of_a_topic_with_bands_wait_for_their_rate(one: Broker, witness: Witness) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,6 +35,9 @@ PATHS = {
     "process": "process/{member}",
     "topic": "topic/orders",
     "group": "group/orders/billing",
+    "flows": "group/sms/provider",
+    "batches": "batches",
+    "batch": "batch/campaign",
     "messages": "messages/orders",
     "message": "message/orders/{message}",
     "publish": "publish/orders",
@@ -56,6 +61,31 @@ PATHS = {
 }
 """Every page, as the address of it; in braces what the server has named."""
 SIZES = {"light": (1200, 900), "dark": (1200, 900), "phone": (360, 900)}
+TALL = {"flows": {"light": (1200, 2300), "dark": (1200, 2300), "phone": (360, 5000)}}
+"""Pages of which all is in the pictures."""
+SENDER = """
+import asyncio
+from rsmq import Broker, Rate
+
+broker = Broker()
+sms = broker.topic("sms", str, bands=("urgent", "normal"))
+by_name = lambda message: message.headers["tenant"]
+
+@sms.handler(group="provider", partitions=1, concurrency=8, tenant=by_name, weights={"gold": 3}, reserve={"urgent": 1},
+             rate=Rate(1, per="1d", by=by_name))
+async def send(text: str) -> None:
+    await asyncio.sleep(86400)
+
+async def main() -> None:
+    async with broker, broker.batch("campaign", group="provider", on_complete="reports") as batch:
+        for tenant in ("gold", "basic"):
+            for n in range(4):
+                await batch.publish("sms", "the sale begins", headers={"tenant": tenant})
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+"""A campaign of two tenants: one message of each runs, and the others wait for their rates."""
 STEADY = """
 () => {
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -65,6 +95,7 @@ STEADY = """
   }
   for (const each of document.querySelectorAll("header .dim")) each.textContent = "someone";
   for (const each of document.querySelectorAll("td[data-label=trend]")) each.textContent = "0";
+  for (const each of document.querySelectorAll("progress")) each.value = 0.4;
   for (const svg of document.querySelectorAll("svg")) {
     svg.replaceChildren();
     const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
@@ -94,6 +125,9 @@ async ([before, after, columns, rows]) => {
 }
 """
 """The part of the fields that differ by more than a tenth."""
+CUT = """[...document.querySelectorAll('.wide')]
+  .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.id)"""
+"""Tables that are wider than a phone, so that a part of them is out of sight."""
 MOST = 0.02
 
 
@@ -127,6 +161,10 @@ def is_listening(port: int) -> bool:
 def url(open_dashboard: Callable[..., str], start: Callable[..., Running], scene: Cli, meter: None) -> str:
     """A dashboard with something on every page, always the same."""
     start("worker", "app:broker").expect("reads 4 of 4 partitions")
+    (scene.directory / "sender.py").write_text(SENDER)
+    start("worker", "sender:broker").expect("reads 2 of 2 partitions")
+    made = {**os.environ, **scene.environment}
+    subprocess.run([sys.executable, "sender.py"], cwd=scene.directory, env=made, check=True, timeout=60)
     for n in range(3):
         scene.ok("publish", "orders", json.dumps({"bad": f"customer {n}"}), "--key", f"c-{n}")
         scene.ok("publish", "orders", json.dumps({"n": n}), "--delay", "2h")
@@ -134,6 +172,7 @@ def url(open_dashboard: Callable[..., str], start: Callable[..., Running], scene
     scene.ok("device", "send", "phone-1", '{"text": "boarding"}')
     wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 3, "they are dead")
     wait_until(lambda: scene.json("group", "show", "orders", "billing")["waiting_for_retry"] == 1, "one is parked")
+    wait_until(lambda: scene.json("group", "show", "sms", "provider")["work"]["waiting_for_rate"] == 6, "six wait")
     address = open_dashboard("--allow-changes")
     for action in ("pause", "resume"):
         assert httpx.post(f"{address}do/{action}", data=QUESTION | {"confirmed": "yes"}).is_redirect
@@ -174,7 +213,7 @@ def test_pages_look_as_in_their_pictures(url: str, paths: dict[str, str], browse
         page.goto(address)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         page.evaluate(STEADY)
-        for look, (width, height) in SIZES.items():
+        for look, (width, height) in TALL.get(name, SIZES).items():
             page.emulate_media(color_scheme="dark" if look == "dark" else "light")
             page.set_viewport_size({"width": width, "height": height})
             kept, now = PICTURES / f"{name}-{look}.png", page.screenshot()
@@ -183,6 +222,7 @@ def test_pages_look_as_in_their_pictures(url: str, paths: dict[str, str], browse
                 kept.write_bytes(now)
             apart[f"{name}-{look}"] = difference(blank, kept.read_bytes(), now, (width, height))
         assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"][0], name
+        assert page.evaluate(CUT) == [], name
     page.evaluate("document.querySelector('link[rel=stylesheet]').remove()")
     without = difference(blank, kept.read_bytes(), page.screenshot(), SIZES["phone"])
     context.close()

@@ -145,6 +145,10 @@ class Participation:
             "timeout_ms": None if handler.timeout is None else to_ms(handler.timeout),
             "limits": handler.limit_texts,
         }
+        if handler.bands.reserve:
+            info["reserve"] = dict(handler.bands.reserve)
+        if weights := handler.known_weights:
+            info["weights"] = weights
         if self._nodes is not None:
             info[UNREADABLE] = write_numbers(self._nodes.partitions)
         if handler.fallback is not None:

@@ -50,6 +50,12 @@ class TaskSlot:
         self._reason: str | None = None
         self._cancelled: tuple[Message, ...] | list[Message] | RawEntries = ()
 
+    @property
+    def named(self) -> str:
+        """The first message that it runs, as `3/1718000000000-0`; empty if it runs none. From any thread."""
+        first = next(iter(self.messages), None)
+        return "" if first is None else f"{first.partition}/{first.stream_id}"
+
     def renew(self, task: asyncio.Task[None], context: Context) -> asyncio.Task[None]:
         """It has another task now, which runs in a context of its own."""
         self.task = task

@@ -201,10 +201,12 @@ class Turns:
         }
 
     def ready(self) -> Counter[str | None]:
-        """How many messages each tenant has here. May be called from any thread."""
+        """How many messages each tenant has here, also taken ones that wait for their rate. May be called from any
+        thread."""
         found = Counter[str | None]()
         for turn in list(self._tenants.values()):
-            found[turn.tenant] = sum(len(queue) for queue in list(turn.ready.values()))
+            held = sum(list(turn.held.values()))
+            found[turn.tenant] = held + sum(len(queue) for queue in list(turn.ready.values()))
         return found
 
     # -- turns ------------------------------------------------------------------------------------------------------
