@@ -100,7 +100,7 @@ def wire(command: Command) -> Wire:
 def _context(member: str, *replies: Any) -> ConsumerContext:
     handler: Any = SimpleNamespace(group=GROUP, retry=POLICY, when=None, by=None)
     client: Any = Recorder(*replies)
-    topic: Any = SimpleNamespace(name=TOPIC, partitions=1, max_length=0, on_full="reject")
+    topic: Any = SimpleNamespace(name=TOPIC, partitions=1, max_length=0, on_full="reject", trims=False)
     return ConsumerContext(client, KEYS, SETTINGS, member, topic, handler)
 
 
