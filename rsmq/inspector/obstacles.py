@@ -52,7 +52,7 @@ def behind_one_name(group: GroupTrend) -> Iterator[str]:
     if not named and for_rate >= MOST * whole:
         yield f"{part(for_rate, whole)} of {title(group)} wait for their handler's rate: raise it, or let them wait"
     for name, many in largest(each.waiting_by_tenant for each in live):
-        if many >= MOST * whole:
+        if many >= MOST * whole and name not in dict(named):
             yield (
                 f"{part(many, whole)} of {title(group)} are those of tenant {name or 'none'!r}: others take their "
                 f"turns before them, as `weights` says"

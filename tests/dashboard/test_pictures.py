@@ -61,7 +61,7 @@ PATHS = {
 }
 """Every page, as the address of it; in braces what the server has named."""
 SIZES = {"light": (1200, 900), "dark": (1200, 900), "phone": (360, 900)}
-TALL = {"flows": {"light": (1200, 2300), "dark": (1200, 2300), "phone": (360, 5000)}}
+TALL = {"flows": {"light": (1200, 2300), "dark": (1200, 2300), "phone": (360, 3600)}}
 """Pages of which all is in the pictures."""
 SENDER = """
 import asyncio
@@ -78,14 +78,14 @@ async def send(text: str) -> None:
 
 async def main() -> None:
     async with broker, broker.batch("campaign", group="provider", on_complete="reports") as batch:
-        for tenant in ("gold", "basic"):
-            for n in range(4):
-                await batch.publish("sms", "the sale begins", headers={"tenant": tenant})
+        for n in range(124):
+            tenant = "basic" if n % 31 == 0 else "gold"
+            await batch.publish("sms", "the sale begins", headers={"tenant": tenant})
 
 if __name__ == "__main__":
     asyncio.run(main())
 """
-"""A campaign of two tenants: one message of each runs, and the others wait for their rates."""
+"""A campaign of two tenants: one message of each runs, and the others wait for their rates, most of them for one."""
 STEADY = """
 () => {
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -172,7 +172,9 @@ def url(open_dashboard: Callable[..., str], start: Callable[..., Running], scene
     scene.ok("device", "send", "phone-1", '{"text": "boarding"}')
     wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 3, "they are dead")
     wait_until(lambda: scene.json("group", "show", "orders", "billing")["waiting_for_retry"] == 1, "one is parked")
-    wait_until(lambda: scene.json("group", "show", "sms", "provider")["work"]["waiting_for_rate"] == 6, "six wait")
+    wait_until(
+        lambda: scene.json("group", "show", "sms", "provider")["work"]["waiting_for_rate"] == 122, "the rest waits"
+    )
     address = open_dashboard("--allow-changes")
     for action in ("pause", "resume"):
         assert httpx.post(f"{address}do/{action}", data=QUESTION | {"confirmed": "yes"}).is_redirect
@@ -228,3 +230,22 @@ def test_pages_look_as_in_their_pictures(url: str, paths: dict[str, str], browse
     context.close()
     assert {name: value for name, value in apart.items() if value > MOST} == {}
     assert without > 2 * MOST
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing_where_a_backlog_waits(
+    url: str, paths: dict[str, str], browser: Browser, scheme: Any, width: int
+) -> None:
+    """What stands in its way, bars of progress, bands, tenants and rates. `test_browser` has the other pages."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, found = context.new_page(), dict[str, list[str]]()
+    for name in ("overview", "flows", "batches", "batch"):
+        page.goto(paths[name])
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        found[name] = [f"{each['id']}: {each['nodes'][0]['html']}" for each in axe.run(page).response["violations"]]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+    page.goto(paths["flows"])
+    expect(page.locator("#obstacles")).to_contain_text("wait for the rate of 'gold'")
+    context.close()
+    assert {name: violations for name, violations in found.items() if violations} == {}

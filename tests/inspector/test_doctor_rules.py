@@ -82,7 +82,11 @@ CASES = {
             replace(
                 GROUP,
                 work=Work(waiting_for_rate=150),
-                members=(replace(MEMBER, waiting_for_rate_by=(("twilio", 80), ("", 70))),),
+                members=(
+                    replace(
+                        MEMBER, waiting_for_rate_by=(("twilio", 80), ("", 70)), waiting_by_tenant=(("twilio", 80),)
+                    ),
+                ),
             )
         ),
         "80 of 150 messages of group billing of orders wait for the rate of 'twilio'",
