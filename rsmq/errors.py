@@ -235,8 +235,8 @@ class TooLarge(MessageError):
 
     def __init__(self, size: int, limit: int, setting: str = "RSMQ_PAYLOAD_LIMIT") -> None:
         super().__init__(
-            f"the payload is {size} bytes, the limit {limit}: store it elsewhere and publish a reference, "
-            f"or raise {setting}"
+            f"the payload is {size} bytes, the limit {limit}: store it elsewhere and "
+            + (f"publish a reference, or raise {setting}" if setting else "keep a reference")
         )
         self.size, self.limit = size, limit
 
@@ -278,6 +278,34 @@ class RequestFailed(RsmqError):
         )
         self.topic = topic
         self.message_id = message_id
+        self.reason = reason
+        self.error = error
+
+
+class ResultTimeout(RsmqError, TimeoutError):
+    """There is no result of a message in time: it is not handled yet, its publisher did not ask to keep one, or the
+    time for which it is kept is over."""
+
+    def __init__(self, topic: str, message_id: str, group: str, seconds: float) -> None:
+        super().__init__(
+            f"no result of message {message_id} of {topic!r} from group {group!r} within {seconds:g} s: it is not "
+            f"handled yet, was published without keep_result, or that time is over. See "
+            f"`rsmq trace {message_id} --topic {topic}`"
+        )
+        self.topic = topic
+        self.message_id = message_id
+        self.group = group
+        self.seconds = seconds
+
+
+class ResultFailed(RsmqError):
+    """A message has ended without a result: it is a dead letter, was cancelled or has expired, with this `reason`."""
+
+    def __init__(self, topic: str, message_id: str, group: str, reason: str, error: str) -> None:
+        super().__init__(f"message {message_id} of {topic!r} has no result from group {group!r} ({reason}): {error}")
+        self.topic = topic
+        self.message_id = message_id
+        self.group = group
         self.reason = reason
         self.error = error
 

@@ -70,7 +70,8 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
             f"rsmq.errors.{name}"
             for name in (
                 "RsmqError", "ConfigError", "BrokerError", "BrokerUnavailable", "TopicFull", "PublishUnknown",
-                "TooLarge", "NotJson", "RequestTimeout", "RequestFailed", "Malformed", "HandlerTimeout", "SessionLost",
+                "TooLarge", "NotJson", "RequestTimeout", "RequestFailed", "ResultTimeout", "ResultFailed",
+                "Malformed", "HandlerTimeout", "SessionLost",
                 "SessionTaken", "BatchExists", "BatchEnded",
             )
         ),

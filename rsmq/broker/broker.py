@@ -18,6 +18,7 @@ from rsmq.broker.connection import Connection, MakeProducer, SharedConnection, c
 from rsmq.broker.portal import Portal
 from rsmq.broker.publishing import Publishing
 from rsmq.broker.requests import Requesting, replying
+from rsmq.broker.results import Results
 from rsmq.broker.typed_topic import TypedTopic
 from rsmq.errors import OTHER_LOOP, ConfigError
 from rsmq.handler.handler import Handler
@@ -49,7 +50,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound=BeforePublish)
 
 
-class Broker(Router, Publishing, Requesting, Commands):
+class Broker(Router, Publishing, Requesting, Commands, Results):
     """Publishes messages and runs handlers, on the server that the settings name.
 
     Pass a URL, `Settings`, or settings by name: `Broker("redis://localhost", lease_ttl="10s")`. The environment

@@ -41,6 +41,7 @@ class Publishing(BrokerPart):
         - `expires`: no attempt of a handler starts after that, also of a message that waits for its retry: a duration
           from the moment when the server stores it, or an aware datetime (never).
         - `on_expiry`: "drop", or "dead" for a dead letter with the reason `expired` ("drop").
+        - `keep_result`: a duration, for how long `broker.result` can ask what the handler of each group has returned.
         - `unique`: a name that one message of the topic has at a time. If another message has it, nothing is stored,
           and the ref of that message is returned, with `is_new` False. A name belongs to one key; without a key it is
           the key.
@@ -89,7 +90,7 @@ class Publishing(BrokerPart):
         `at` are as for `publish`. `batch` is the most messages of one partition in one write, 1 to 500. After an error
         some of the messages may be stored: with a `message_id` publish all of them again, and each is stored once. Then
         each id is a `MessageRef`, whose `is_new` says whether this call has stored it.
-        `expires` and `on_expiry` hold for each of them, as for `publish`.
+        `expires`, `on_expiry` and `keep_result` hold for each of them, as for `publish`.
         """
         refuse_unknown("publish_many", options, ManyOptions.__annotations__)
         ids: list[str] = await self._connection.producer.publish_many(topic, items, **options)

@@ -277,6 +277,20 @@ class SyncBroker(Blocking):
     def request(self, *args: Any, **options: Any) -> Any:
         return self._call(lambda broker: broker.request(*args, **options))
 
+    @overload
+    def result(
+        self, message: MessageRef | str, *, group: str, timeout: Duration, returns: type[T], topic: str | None = None,
+        key: str | None = None,
+    ) -> T: ...  # fmt: skip
+    @overload
+    def result(
+        self, message: MessageRef | str, *, group: str, timeout: Duration, returns: Any = None,
+        topic: str | None = None, key: str | None = None,
+    ) -> Any: ...  # fmt: skip
+    @wraps(Broker.result)
+    def result(self, *args: Any, **options: Any) -> Any:
+        return self._call(lambda broker: broker.result(*args, **options))
+
     publish_many = blocking(Broker.publish_many)
     send = blocking(Broker.send)
     send_many = blocking(Broker.send_many)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
-from rsmq.cli.output import confirm, print_result
+from rsmq.cli.output import confirm, print_json, print_result
 from rsmq.cli.parameters import Json, Url, Yes, noun
 from rsmq.cli.tables import print_rows
 from rsmq.control import Batches, BatchStatus
 from rsmq.inspector.text import timestamp
-from rsmq.model.words import count, suggestion
+from rsmq.model.progress import MessageProgress
+from rsmq.model.words import count, printable, suggestion
 
 app = noun("Batches: list, show, cancel.")
 
 WIDTH: Final = 20
+MOST_TOLD: Final = 20
+"""Members of which `show` tells how far they have come."""
 Name = Annotated[str, typer.Argument(help="The batch.", metavar="BATCH", show_default=False)]
 
 
@@ -45,8 +50,16 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 @app.command("show", epilog="Example: rsmq batch show campaign-7")
 def show(name: Name, url: Url = None, as_json: Json = False) -> None:
     """One batch: its members by outcome, its group and topics, and when it expires."""
-    found = ask(url, lambda connection: one(connection, name))
-    print_result(found, described(found), as_json=as_json)
+
+    async def read(connection: CommandConnection) -> tuple[BatchStatus, list[MessageProgress]]:
+        found = await one(connection, name)
+        return found, await commands(connection).progress(found)
+
+    found, progress = ask(url, read)
+    if as_json:
+        print_json({**asdict(found), "progress": progress})
+    else:
+        print_result(found, described(found, progress), as_json=False)
 
 
 @app.command("cancel", epilog="Example: rsmq batch cancel campaign-7")
@@ -78,8 +91,8 @@ async def one(connection: CommandConnection, name: str) -> BatchStatus:
     return found
 
 
-def described(found: BatchStatus) -> str:
-    """A batch for people."""
+def described(found: BatchStatus, progress: Sequence[MessageProgress] = ()) -> str:
+    """A batch for people, with what the handlers of some members have said last."""
     lines = [
         f"{found.name}: {found.state} {bar(found)}",
         f"{count(found.total, 'member')}: {found.done} done, {found.failed} failed, {found.cancelled} cancelled, "
@@ -88,4 +101,7 @@ def described(found: BatchStatus) -> str:
         f"opened {timestamp(found.started)}, "
         + (f"called back {timestamp(found.ended)}" if found.ended else f"expires {timestamp(found.expires)}"),
     ]
+    lines += [f"{timestamp(each.at)}  {printable(str(each))}" for each in progress[:MOST_TOLD]]
+    if len(progress) > MOST_TOLD:
+        lines.append(f"and {len(progress) - MOST_TOLD} more")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from rsmq.model.batch_member import SHARDS, batch_mark, check_batch_name, shard_of
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.keys import Keys
+from rsmq.model.progress import MessageProgress, read_progress
 from rsmq.model.record import text, whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce
@@ -18,6 +19,7 @@ from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topics
 
 BatchState = Literal["open", "closed", "cancelled", "complete", "success", "abandoned"]
+PAGE: Final = 1000
 CALLED: Final[tuple[BatchState, ...]] = ("complete", "success", "abandoned")
 
 
@@ -67,6 +69,18 @@ class Batches:
         )
         found = await self._read([home]) if home else []
         return found[0] if found else None
+
+    async def progress(self, found: BatchStatus) -> list[MessageProgress]:
+        """What the handlers of its members have said last (`message.progress`), of those that are not settled: at most
+        about 1000 of each partition, the latest first."""
+        commands = [
+            ("HSCAN", self._keys.progress(topic.name, number, found.group), 0, "COUNT", PAGE)
+            for topic in await self._topics.find_all(found.topics)
+            for number in topic.numbers
+        ]
+        values = [value for _, flat in await ask_all(self._client, commands) for value in flat[1::2]]
+        told = [each for each in map(read_progress, values) if each is not None and each.batch == found.id]
+        return sorted(told, key=lambda each: each.at, reverse=True)
 
     async def every(self) -> list[BatchStatus]:
         """All that are open or kept, the newest last."""

@@ -12,6 +12,7 @@ from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
 from rsmq.model.message import Message, becomes_dead, remaining_ms
+from rsmq.model.progress import MessageProgress, read_progress
 from rsmq.model.record import whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, number
@@ -68,7 +69,7 @@ class GroupStatus:
 
     `attempt` counts the attempts that are charged. `error` is that of the last failed one. `failed` has the attempts
     that were followed by a retry, oldest first, at most the last ten; those of a dead letter come before its `error`.
-    `expired`: since when no attempt may start.
+    `expired`: since when no attempt may start. `progress`: what its handler has said of it last (`message.progress`).
     """
 
     group: str
@@ -89,6 +90,7 @@ class GroupStatus:
     until: datetime | None = None
     to_topic: str | None = None
     to_id: str | None = None
+    progress: MessageProgress | None = None
 
     @property
     def text(self) -> str:
@@ -96,6 +98,8 @@ class GroupStatus:
         many = "at least " if self.before == MOST_BEFORE else ""
         until = f"{self.until:%Y-%m-%d %H:%M:%S} UTC" if self.until is not None else ""
         last = f"; the last attempt failed: {self.error}" if self.error else ""
+        if self.progress is not None:
+            last = f"; {self.progress}, it said at {self.progress.at:%Y-%m-%d %H:%M:%S} UTC{last}"
         if self.expired is not None:
             last += f"; it expired at {self.expired}, so it does not start any more"
         match self.state:
@@ -211,10 +215,16 @@ class Report(NamedTuple):
     mark: bytes
     past: bytes = b""
     waits: bytes = b""
+    progress: bytes = b""
 
 
 def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 0, behind: str = "") -> GroupStatus:
     """The state that a reply means. `before` and `behind` are asked for separately, and count only where they apply."""
+    status = _state_status(group, stream_id, report, before, behind)
+    return replace(status, progress=read_progress(report.progress)) if report.progress else status
+
+
+def _state_status(group: str, stream_id: bytes, report: Report, before: int, behind: str) -> GroupStatus:
     failed = failed_attempts(report.note, report.past)
     error = failed[-1].error if failed else None
     is_waiting = report.parked_attempts >= 0 or parse_stream_id(stream_id) > parse_stream_id(report.delivered)

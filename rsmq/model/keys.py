@@ -170,6 +170,18 @@ class Keys:
         """Hash: stream id -> `attempts at_ms error` of the last failed attempt; `id|past` -> those before."""
         return f"{self.stream(topic, partition)}:{group}:errors"
 
+    def steps(self, topic: str, partition: int, group: str) -> str:
+        """Hash: `id|name` -> the result of a step that the handler of a message has done; stream id -> their names."""
+        return f"{self.stream(topic, partition)}:{group}:steps"
+
+    def progress(self, topic: str, partition: int, group: str) -> str:
+        """Hash: stream id -> how far its handler has come, as JSON."""
+        return f"{self.stream(topic, partition)}:{group}:progress"
+
+    def result(self, topic: str, partition: int, group: str, message_id: str) -> str:
+        """String with TTL, and sharded channel: what the handler of a group has returned for a message."""
+        return f"{self.stream(topic, partition)}:{group}:result:{message_id}"
+
     def cancels(self, topic: str, partition: int, group: str) -> str:
         """Hash: stream id -> `asked`, `interrupt` or `running`, of messages that are to be cancelled; `batch|home` ->
         until when its members are."""

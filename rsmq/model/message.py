@@ -31,6 +31,7 @@ from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
 from rsmq.model.headers import MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
 from rsmq.model.headers import write_headers as write_headers
+from rsmq.model.kept_result import KEEP_RESULT, kept_ms
 from rsmq.model.layout import NORMAL
 from rsmq.model.log_names import name_in_log
 from rsmq.model.message_ref import MessageRef
@@ -87,6 +88,9 @@ class Origin(Protocol):
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
     ) -> Coroutine[Any, Any, MessageRef]: ...
     def join(self, message: Message, member: BatchMember) -> None: ...
+    def want_result(self) -> None: ...
+    def progress(self, message: Message, done: float, text: str) -> Coroutine[Any, Any, None]: ...
+    def step(self, message: Message, name: str) -> AnyStep: ...
     def permit(self, message: Message, name: str) -> AnyPermit: ...
     def spent(self, message: Message, number: int) -> None: ...
 
@@ -97,6 +101,24 @@ class AnyPermit(Protocol):
     async def __aenter__(self) -> object: ...
     async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
     def __enter__(self) -> object: ...
+    def __exit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
+
+
+class AnyStep(Protocol):
+    """What `async with message.step(name) as step` enters; in a plain function `with message.step(name) as step`.
+
+    `is_done`: an attempt before, or the message before its replay, has done it. `result`: what it has kept, or None.
+    What is assigned to `result` is kept at the end of the block.
+    """
+
+    result: Any
+
+    @property
+    def is_done(self) -> bool: ...
+
+    async def __aenter__(self) -> AnyStep: ...
+    async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
+    def __enter__(self) -> AnyStep: ...
     def __exit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
 
 
@@ -131,6 +153,17 @@ class MessageOrigin:
     def join(self, message: Message, member: BatchMember) -> None:
         """No settlement follows here."""
 
+    def want_result(self) -> None:
+        """Nor is a result kept here."""
+
+    def progress(self, message: Message, done: float, text: str) -> Coroutine[Any, Any, None]:
+        """Refuse, in the same way."""
+        raise ConfigError("message.progress works in the process of the worker, not with execution='process'")
+
+    def step(self, message: Message, name: str) -> AnyStep:
+        """Refuse, in the same way."""
+        raise ConfigError(f"message.step({name!r}) works in the process of the worker, not with execution='process'")
+
     def permit(self, message: Message, name: str) -> AnyPermit:
         """Refuse, in the same way."""
         raise ConfigError(f"message.permit({name!r}) works in the process of the worker, not with execution='process'")
@@ -147,12 +180,14 @@ class Message:
     handler call may have started it before. `is_plain`: there are only data, perhaps id and perhaps key, in this order,
     so no headers. Text fields are decoded on first use: most handlers need only the payload. These exist only if it is
     not plain: `expires_ms`, when it expires, in ms since 1970, or None; `encoding`, its field `enc`, or None;
-    `is_encoded`: `data` is still as it is stored; `member`: which member of a batch it is, or None.
+    `is_encoded`: `data` is still as it is stored; `member`: which member of a batch it is, or None; `result_ms`: for
+    how long its result is kept, in ms, or None.
     """
 
     __slots__ = (
         "_body", "_entry", "_id", "_key", "addressee", "attempt", "data", "encoding", "entry_id", "expires_ms",
-        "is_encoded", "is_plain", "is_redelivered", "is_suspect", "member", "origin", "payload", "routing_key",
+        "is_encoded", "is_plain", "is_redelivered", "is_suspect", "member", "origin", "payload", "result_ms",
+        "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
@@ -192,6 +227,7 @@ class Message:
             self.encoding: str | None = None
             self.is_encoded = False
             self.member: BatchMember | None = None
+            self.result_ms: int | None = None
             self.data = entry[1]
             self._id = entry[3]
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
@@ -221,6 +257,9 @@ class Message:
         self.member = BatchMember.read(fields[FIELD]) if FIELD in fields else None
         if self.member is not None:
             self.origin.join(self, self.member)
+        self.result_ms = kept_ms(fields) if KEEP_RESULT in fields and self._id is not None else None
+        if self.result_ms is not None:
+            self.origin.want_result()
         size = sum(map(len, entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
             raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
@@ -293,6 +332,8 @@ class Message:
             own = own | {b"ref"}
         if self.member is not None:
             own = own | {FIELD}
+        if self.result_ms is not None:
+            own = own | {KEEP_RESULT}
         for name in fields.keys() - own:
             headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
         return headers
@@ -385,6 +426,36 @@ class Message:
     def batch(self) -> OwnBatch | None:
         """The batch of which it is a member; None: of none. `await message.batch.publish(...)` adds a member."""
         return None if self.is_plain or self.member is None else OwnBatch(self, self.member)
+
+    def progress(self, done: float, text: str = "") -> Coroutine[Any, Any, None]:
+        """Say how far the handler has come: `await message.progress(0.4, "page 3")`. `rsmq trace` shows it.
+
+        `done` is a part of 1, and `text` has at most 200 characters, which are not encrypted. It is written at most
+        once a second, so call it as often as you like; while the server is away it is dropped. It goes with the
+        settlement, and stays while the message waits for a retry. Raises ConfigError, also with `execution="process"`.
+        """
+        refuse_thread(is_async=True, name="message.progress")
+        return self.origin.progress(self, done, text)
+
+    def progress_sync(self, done: float, text: str = "") -> None:
+        """`progress` for handlers that are plain functions."""
+        refuse_thread(is_async=False, name="message.progress")
+        from_thread.run(self.origin.progress, self, done, text)
+
+    def step(self, name: str) -> AnyStep:
+        """A part of the handler that is not done again: `async with message.step("charge") as step:`.
+
+        `step.is_done` says that an attempt before has done it, also one before the message became a dead letter that
+        was replayed; `step.result` is what that has kept. At the end of the block the step is kept, with what was
+        assigned to `step.result` (None): anything that can be a payload, encoded by the codecs of the broker. If the
+        block raises, nothing is kept. What is assigned later, in another block, replaces it: so a step can be a cursor.
+
+        It is kept when the block has ended, under the lease: raises ConfigError if the lease is lost, and TooLarge for
+        more than 64 KiB, or 256 KiB in all steps of a message. The settlement removes it. A crash between the end of
+        what the step does and the end of the block does it again: use an id that the other side knows, too. In a
+        handler that is a plain function: `with message.step("charge") as step:`. Not with `execution="process"`.
+        """
+        return self.origin.step(self, name)
 
     def permit(self, name: str) -> AnyPermit:
         """Permission for one call, under the limits of the handler's `permits`: `async with message.permit("twilio"):`.
@@ -567,6 +638,11 @@ def stored_entry(message: Message) -> list[bytes]:
     own_id = () if message._id is None else (b"id", message._id)
     own_key = () if message._key is None else (b"key", message._key)
     return [b"data", message.data, *own_id, *own_key]
+
+
+def has_own_id(message: Message) -> bool:
+    """Whether its publisher has given it an id: otherwise it is that of its entry, which a replay changes."""
+    return message._id is not None
 
 
 def stored_ms(message: Message) -> int:

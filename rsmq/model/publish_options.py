@@ -71,7 +71,14 @@ class ExpiryOptions(OptionGroup, total=False):
     """`drop` (as without it), or `dead` for a dead letter with the reason `expired`."""
 
 
-class OutputOptions(ExpiryOptions, DueOptions, MessageOptions, total=False):
+class ResultOptions(OptionGroup, total=False):
+    """What handlers return."""
+
+    keep_result: Duration | None
+    """For how long `broker.result` can ask what the handler of each group has returned: a duration from its end."""
+
+
+class OutputOptions(ExpiryOptions, DueOptions, MessageOptions, ResultOptions, total=False):
     """The options of `message.publish`."""
 
     message_id: str | None
@@ -91,7 +98,7 @@ class PublishOptions(OutputOptions, total=False):
     """If another message has the name: `keep` that (the default), `replace` it, or `extend` its delay."""
 
 
-class ManyOptions(ExpiryOptions, Generic[T], total=False):
+class ManyOptions(ExpiryOptions, ResultOptions, Generic[T], total=False):
     """The options of `broker.publish_many`. A function gives each item its own."""
 
     key: Callable[[T], str | None] | None
@@ -184,15 +191,14 @@ def due_time(delay: Duration | None, at: datetime | None) -> str:
     return str(max(0, epoch_ms(at)))
 
 
-def refuse_thread(is_async: bool) -> None:
-    """Raise ConfigError unless this code runs in an event loop, or for `is_async` False unless it does not."""
+def refuse_thread(is_async: bool, name: str = "message.publish") -> None:
+    """Raise ConfigError unless this code runs in an event loop, or for `is_async` False unless it does not. `name`: of
+    the method for async handlers."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         if is_async:
-            raise ConfigError(
-                "message.publish is for async handlers: a plain function writes message.publish_sync(...)"
-            ) from None
+            raise ConfigError(f"{name} is for async handlers: a plain function writes {name}_sync(...)") from None
     else:
         if not is_async:
-            raise ConfigError("message.publish_sync is for plain functions: here write `await message.publish(...)`")
+            raise ConfigError(f"{name}_sync is for plain functions: here write `await {name}(...)`")

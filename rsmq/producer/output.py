@@ -32,6 +32,14 @@ class OwnKey:
     max_length: int
 
 
+@dataclass(frozen=True, slots=True)
+class ResultKey:
+    """A string in the slot of the settled partition that takes a result, and for how many ms."""
+
+    name: str
+    ttl_ms: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
     """One output, encoded. `due`: empty, or when it is to be delivered (see `due_time`). `is_once`: its id was given,
@@ -45,7 +53,7 @@ class Output:
     size: int
     due: str
     is_once: bool
-    own: OwnKey | None = None
+    own: OwnKey | ResultKey | None = None
     encoding: Encoding = NO_CODECS
     body: Body | None = None
     member: BatchMember | None = None
@@ -123,12 +131,13 @@ class OutputArguments:
 
     def __init__(self, limits: TargetLimits, outputs: Iterable[Output], *, first: Sequence[str], out: str = "") -> None:
         self._limits, self._out = limits, out
-        streams, zsets, dedups = dict[str, None](), dict[str, None](), dict[str, None]()
+        streams, zsets, strings = dict[str, None](), dict[str, None](), dict[str, None]()
         for output in outputs:
-            (zsets if output.due and not out else streams)[self._target(output)] = None
+            kind = strings if isinstance(output.own, ResultKey) else zsets if output.due and not out else streams
+            kind[self._target(output)] = None
             if output.is_once and not out:
-                dedups[self._dedup(output)] = None
-        self.keys = [*first, *streams, *zsets, *dedups]
+                strings[self._dedup(output)] = None
+        self.keys = [*first, *streams, *zsets, *strings]
         self._positions = {key: position for position, key in enumerate(self.keys, 1)}
         self._rules = {output: self._rule(output) for output in outputs}
         self.counts = (len(streams), len(zsets), int(any(self._rules.values())))
@@ -158,6 +167,8 @@ class OutputArguments:
         return self._limits.keys.dedup(output.topic, root, output.message_id)
 
     def _rule(self, output: Output) -> str:
+        if isinstance(output.own, ResultKey):
+            return ""
         if output.own is not None:
             return f"{output.own.max_length} trim 0 0 "
         if self._out:

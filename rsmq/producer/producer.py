@@ -22,6 +22,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import OnExpiry, expiry_fields
+from rsmq.model.kept_result import result_fields
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
 from rsmq.model.message import Message, encode_payload, entry_fields, message_id_at, new_message_id, same_expiry
@@ -82,12 +83,13 @@ EncodedItem = tuple[str, str, Any, int, str]
 
 @dataclass(frozen=True, slots=True)
 class ItemTimes(Generic[T]):
-    """When each item of `publish_many` is due, and when it expires."""
+    """When each item of `publish_many` is due, and when it expires. `kept`: the fields for its result."""
 
     delay: Duration | None
     at: datetime | Callable[[T], datetime] | None
     expires: Duration | datetime | None
     on_expiry: OnExpiry | None
+    kept: tuple[str, ...]
 
     def of(self, item: T) -> tuple[Duration | None, datetime | None]:
         """The delay or the time of an item."""
@@ -195,6 +197,7 @@ class Producer:
         until: Until | Duration | None = None,
         on_conflict: OnConflict | None = None,
         band: str | None = None,
+        keep_result: Duration | None = None,
         **unknown: Any,
     ) -> MessageRef:
         """Store one message and return its id once the server, and `wait_replicas` replicas, have confirmed it.
@@ -225,6 +228,8 @@ class Producer:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
         due = due_time(delay, at) if is_delayed else ""
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
+        if keep_result is not None:
+            extra = (*extra, *result_fields(keep_result))
         folder = None if self._bodies is None else await self._bodies.folder(topic)
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra, folder)
         block = target.normal if band is None else await self._block(target, band)
@@ -308,6 +313,7 @@ class Producer:
         expires: Duration | datetime | None = None,
         on_expiry: OnExpiry | None = None,
         band: str | None = None,
+        keep_result: Duration | None = None,
         member: BatchMember | None = None,
     ) -> Output:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
@@ -317,6 +323,8 @@ class Producer:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
         due = due_time(delay, at)
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
+        if keep_result is not None:
+            extra = (*extra, *result_fields(keep_result))
         if member is not None:
             extra = (*extra, "batch", member.field)
         folder = None if self._bodies is None else await self._bodies.folder(topic)
@@ -509,6 +517,7 @@ class Producer:
         band: str | None = None,
         delay: Duration | None = None,
         at: datetime | Callable[[T], datetime] | None = None,
+        keep_result: Duration | None = None,
     ) -> list[Any]:
         """Store many messages, in order per key, and return their ids. `batch`: most of one partition in one write.
 
@@ -527,7 +536,9 @@ class Producer:
         extra: tuple[str, ...] = ()
         if expires is not None or on_expiry is not None:
             extra = await self._expiry(expires, on_expiry, "+0" if is_delayed else "")
-        times = ItemTimes(delay, at, expires, on_expiry) if is_delayed else None
+        kept = result_fields(keep_result)
+        extra = (*extra, *kept)
+        times = ItemTimes(delay, at, expires, on_expiry, kept) if is_delayed else None
         folder = None if self._bodies is None else await self._bodies.folder(topic)
         encoded = self._encoded(topic, items, key, headers, message_id, kind.encode, extra, times, folder)
         while True:
@@ -573,7 +584,7 @@ class Producer:
             if times is not None:
                 delay, at = times.of(item)
                 due = due_time(delay, at)
-                extra = times.expiry(due, self._clock.now_ms())
+                extra = (*times.expiry(due, self._clock.now_ms()), *times.kept)
             if self.prepare is not None:
                 own = self.prepare(topic, item, own, route, delay, at, given)
             identity, entry, size = self._encode(encode, item, route, own, given, extra, folder)

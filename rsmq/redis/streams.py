@@ -259,7 +259,9 @@ async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, sta
     position, every = start_id(start), list[list[str]]()
     for partition in topic.numbers:
         at = (topic.name, partition, group)
-        parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
+        parts = (
+            keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls, keys.steps, keys.progress
+        )  # fmt: skip
         names = [part(*at) for part in parts]
         every.append([keys.stream(topic.name, partition), *names])
     for names in [list(chain(*every))] if topic.layout.is_resized else every:
@@ -305,7 +307,7 @@ async def _delete_from(client: Client, keys: Keys, topic: str, partition: int, g
     at = (topic, partition, group)
     parts = (
         keys.lease, keys.retry, keys.waits, keys.calls, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled,
-        keys.handed_on,
+        keys.handed_on, keys.steps, keys.progress,
     )  # fmt: skip
     await client.execute_command("UNLINK", *[part(*at) for part in parts])
     await client.execute_command("HDEL", keys.removed(topic, partition), f"seen|{group}")

@@ -494,23 +494,25 @@ class Topics:
         for partition in topic.numbers:
             for part in (
                 keys.lease, keys.retry, keys.waits, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out,
-                keys.handed_on,
+                keys.handed_on, keys.calls, keys.steps, keys.progress,
             ):  # fmt: skip
                 yield part(topic.name, partition, group)
 
     async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:
-        """The names of dedup keys are not stored anywhere, so they are found by SCAN."""
+        """The names of dedup keys and of results are not stored anywhere, so they are found by SCAN."""
         keys = self._keys
         prefixes = tuple(keys.dedup(topic.name, partition, "").encode() for partition in topic.numbers)
+        streams = tuple(f"{keys.stream(topic.name, partition)}:".encode() for partition in topic.numbers)
         # a rough filter; names and prefixes contain no special character of a pattern
-        pattern = keys.dedup(topic.name, 0, "*").replace(".0}", ".*}")
+        pattern = f"{keys.stream(topic.name, 0)}:*".replace(".0}", ".*}")
         await self._client.refresh()
         for node in self._client.nodes:
             cursor = b""
             while cursor != b"0":
                 cursor, found = await node.execute_command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", 1000)
                 for key in found:
-                    if key.startswith(prefixes):
+                    is_result = key.startswith(streams) and key.partition(b"}:")[2].split(b":")[1:2] == [b"result"]
+                    if is_result or key.startswith(prefixes):
                         yield key
         for partition in topic.numbers:
             for part in (

@@ -398,7 +398,7 @@ class OutboxRelay:
             due = f"+{max(0, int(due[1:]))}"
         name, message_id = options.name(waited), options.message_id or str(id_of(row_id))
         fields_of(message_id, key, kind, payload, headers)  # raises for what no reader can decode
-        expiry, body = options.expiry(waited, await self._server_ms(options)), self._bodies.get(seq)
+        expiry, body = options.fields(waited, await self._server_ms(options)), self._bodies.get(seq)
         data, extra = stored_form(bytes(payload), enc, body, expiry)
         assert name is not None
         message = EncodedMessage(
@@ -464,7 +464,7 @@ class OutboxRelay:
                     topic = topics[name] = await self._topic(name)
                 message_id = options.message_id or str(own)
                 waited = 0 if more is None else waited_ms(created_at, now, is_coarse=self._has_coarse_clock)
-                extra = () if more is None else options.expiry(waited, await self._server_ms(options))
+                extra = () if more is None else options.fields(waited, await self._server_ms(options))
                 fields = fields_of(message_id, key, kind, payload, headers, enc, extra, self._bodies.get(seq))
                 partition = name, (await self._block(topic, band)).partition_for(message_id if key is None else key)
             except (ConfigError, MessageError, ValueError) as error:

@@ -408,3 +408,47 @@ def test_a_script_ends(settings: Settings, tmp_path: Path, mode: str, code: int,
     broker = SyncBroker(settings)
     assert stored(broker, "orders") == entries
     broker.close()
+
+
+def test_a_sync_broker_asks_for_results(settings: Settings) -> None:
+    """`SyncBroker.result` waits as `Broker.result` does; a plain function keeps a step and tells its progress."""
+    broker = SyncBroker(settings)
+
+    @broker.handler("orders", group="billing")
+    def bill(payload: int, message: Message) -> int:
+        message.progress_sync(0.5, "half")
+        with message.step("add") as step:
+            step.result = payload + 1
+        return int(step.result)
+
+    with broker.running():
+        ref = broker.publish("orders", 1, keep_result="1h")
+        assert broker.result(ref, group="billing", timeout="20s", returns=int) == 2
+
+
+def test_a_sync_broker_opens_batches(settings: Settings) -> None:
+    """`with broker.batch(...)` closes the batch at its end, and leaves it open if the block fails."""
+    broker = SyncBroker(settings)
+    told = threading.Event()
+
+    @broker.handler("sms", group="sender")
+    def send(payload: int) -> None: ...
+
+    @broker.handler("reports", group="office")
+    def report(result: dict[str, Any]) -> None:
+        if (result["total"], result["done"], result["state"]) == (3, 3, "complete"):
+            told.set()
+
+    with broker.running():
+        with broker.batch("campaign", group="sender", on_complete="reports") as batch:
+            for number in range(3):
+                batch.publish("sms", number, key=str(number))
+        assert told.wait(40)
+        with pytest.raises(OSError, match="paper"), broker.batch("other", group="sender") as batch:
+            batch.publish("sms", 1)
+            raise OSError("no paper")
+        other = broker.find_batch("other")
+        assert other is not None
+        assert (other.state, other.total) == ("open", 1)
+        assert {each.name for each in broker.batches()} == {"campaign", "other"}
+        broker.cancel_batch("other")

@@ -90,7 +90,7 @@ def test_a_partition_is_one_slot(topic: str, partition: int) -> None:
     values = {**EXAMPLE, "topic": topic, "partition": partition}
     of_partition = [m for m in methods() if "partition" in inspect.signature(getattr(Keys, m)).parameters]
     assert {tag(spell(Keys(), method, **values)) for method in of_partition} == {f"{topic}.{partition}"}
-    assert len(of_partition) == 20
+    assert len(of_partition) == 23
 
 
 def test_no_two_keys_collide() -> None:

@@ -20,7 +20,7 @@ PAGES = (
     "application batches benchmarks compatibility dashboard database deployment devices django glossary guarantees "
     "how-to index internals keys migrate-arq migrate-celery migrate-dramatiq migrate-faststream migrate-mqtt "
     "migrate-redis-streams migrate-rq migrate-taskiq mqtt mqtt-conformance notifications operations pipeline reference "
-    "robustness security settings stability telemetry testing tutorial wire-format"
+    "results robustness security settings stability telemetry testing tutorial wire-format"
 )
 """What users read. A page goes only with a line in MOVED that says where its text is."""
 

@@ -32,6 +32,8 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "lease": ("owner", "epoch", "until_ms", "reader", "before", "ttl", "clock", "starts", "call", "run"),
     "errors": ("ID", "ID|past", "ID|due"),
     "calls": ("c-1",),
+    "steps": ("ID", "ID|charge"),
+    "progress": ("ID",),
     "cancels": ("ID", "ID|due"),
     "group": ("distribution", "paused", "created_ms"),
     "unique": ("name",),
@@ -84,6 +86,7 @@ STRINGS: Final = frozenset(
         "letter",
         "task",
         "reply",
+        "result",
         "gateway_about",
         "batch_members",
     }
@@ -112,6 +115,7 @@ def of(keys: Keys, kind: str) -> str:
         "members": ("orders", "billing"), "alive": ("orders", "billing", "other"),
         "watched": ("orders", "billing"), "bodies": ("orders",), "group": ("orders", "billing"),
         "vitals": ("orders", "billing", "other"), "letter": ("phone", 1), "task": ("t",), "reply": ("r",),
+        "result": (*AT, "m"),
         "gateway_clients": ("other",), "gateway_about": ("other",), "batch_names": (0,), "batch_due": (0,),
         "batch_state": ("0.b",), "batch_members": ("0.b",),
     }  # fmt: skip
@@ -119,7 +123,20 @@ def of(keys: Keys, kind: str) -> str:
         return found
     if kind in ("inbox", "session", "expiry", "received", "will"):
         return str(found("phone"))
-    if kind in ("lease", "retry", "waits", "calls", "out", "errors", "cancels", "cancelled", "dlq", "handed_on"):
+    if kind in (
+        "lease",
+        "retry",
+        "waits",
+        "calls",
+        "out",
+        "errors",
+        "cancels",
+        "cancelled",
+        "dlq",
+        "handed_on",
+        "steps",
+        "progress",
+    ):
         return str(found(*AT))
     return str(found(*arguments.get(kind, AT[:2])))
 

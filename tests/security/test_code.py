@@ -92,13 +92,14 @@ def names_of_keys(text: str) -> set[str]:
     own |= set(re.findall(r"(\w+)\[\w+\] = \{ KEYS\[[^\]]+\](?:, KEYS\[[^\]]+\])* \}", text))
     for names, table in re.findall(r"local ([\w, ]+) = unpack\((\w+)\[", text):
         own |= set(names.split(", ")) if table in own else set()
-    for names, values in re.findall(r"local ([\w, ]+) = ([^\n]*)", text):
-        for name, value in zip(names.split(", "), values.split(", "), strict=False):
-            if value.partition("[")[0] in own:
-                own.add(name)
     known = 0
     while known < len(own):  # a function may get its key from one that stands below it
         known = len(own)
+        for names, values in re.findall(r"local ([\w, ]+) = ([^\n]*)", text):
+            for name, value in zip(names.split(", "), values.split(", "), strict=False):
+                is_beside = re.fullmatch(r"(\w+) \.\. ':' \.\. group \.\. ':\w+'", value)
+                if (is_beside[1] if is_beside else value.partition("[")[0]) in own:
+                    own.add(name)
         for function, parameters in re.findall(r"local function (\w+)\(([^)]*)\)", text):
             calls = [arguments(rest) for rest in re.findall(rf"(?<!function )\b{function}(\([^\n]*)", text)]
             for at, name in enumerate(parameters.split(", ")):
@@ -123,9 +124,10 @@ def arguments(rest: str) -> list[str]:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_touches_declared_keys_only(script: Path) -> None:
-    """Each key in a script is one of KEYS, or made of one and a number: never a name that was found in data. Keys of a
-    batch are made in one place, `batch_keys`, of the prefix of a key and an id of letters and digits; `fire_batch`
-    writes into a stream of the same prefix."""
+    """Each key in a script is one of KEYS, or made of one and a number, or of a partition's, its group and a word: never a
+    name that was found in data. (The id at the end of a result's key cannot reach another key.) Keys of a batch are
+    made in one place, `batch_keys`, of the prefix of a key and an id of letters and digits; `fire_batch` writes into a
+    stream of the same prefix."""
     source, made = source_of(script_name(script)), read("shared/batch_keys")
     fires = read("shared/fire_batch")
     text = re.sub(r"--.*", "", source.replace(read("shared/can_write"), "").replace(made, ""))

@@ -61,7 +61,9 @@ class LaneLifecycle:
     def begin(self, lane: Lane) -> None:
         """Use a lane. Outputs that its last owner has left in the out-stream are relayed."""
         self._lanes[lane.partition] = lane
-        lane.serve(self._runner.collect, self._runner.handler.retry.max_attempts, self._runner.limits)
+        lane.serve(
+            self._runner.collect, self._runner.handler.retry.max_attempts, self._runner.limits, self._runner.notes
+        )  # fmt: skip
         self._settler.outputs.relay.wake(lane)
 
     async def restore_rate(self, lane: Lane) -> None:

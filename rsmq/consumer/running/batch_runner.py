@@ -296,7 +296,17 @@ class BatchRunner(Runner):
             return [outcome] * len(messages), False
         self.times.note(monotonic() - task_slot.started)
         task_slot.end()
-        return (None if result is None else batch_outcomes(result, messages)), False
+        outcomes = None if result is None else batch_outcomes(result, messages)
+        if self.notes.wants_results:
+            self._keep_results(messages, outcomes)
+        return outcomes, False
+
+    def _keep_results(self, messages: Sequence[Message], outcomes: Sequence[Outcome] | None) -> None:
+        """A batch handler returns outcomes: so what is kept for a message that is done is None."""
+        for at, message in enumerate(messages):
+            is_done = outcomes is None or outcomes[at] is None
+            if is_done and not message.is_plain and message.result_ms is not None:
+                self.notes.keep_result(message, message.origin, None)  # type: ignore[arg-type]
 
     async def _handle_others(
         self, task_slot: TaskSlot, batch: list[Message], heads: list[Message], outcomes: list[Outcome]

@@ -85,6 +85,8 @@ class Runner(Pool):
         self._holds: Holds | None = None
         self.limits: MessageLimits | None = None
         self.missing_keys = MissingKeys(self._name, patience)
+        self.notes = settler.notes
+        self.notes.check_by(self.runs)
         self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
 
     def limit_by(self, limits: MessageLimits) -> None:
@@ -177,14 +179,17 @@ class Runner(Pool):
                         ended = 0.0
                         continue
                     task_slot.messages = (message,)
-                    if rest is None:
-                        if message.is_plain or not (message.is_encoded or has_more):
-                            message.payload = decode(message.data)
-                        else:
+                    if rest is None and message.is_plain:
+                        message.payload = decode(message.data)
+                        rest = call(message)
+                    elif rest is None:
+                        if message.is_encoded or has_more:
                             if message.is_outside:
                                 await self._fetch_first(task_slot, message, lane)
                             message.payload = reader.read(message)
-                        rest = call(message)
+                        else:
+                            message.payload = decode(message.data)
+                        rest = call(message) if message.result_ms is None else self._keeping(message, lane)
                     if (result := await rest) is not None:
                         await completed(result)
                 except BaseException as error:
@@ -219,6 +224,10 @@ class Runner(Pool):
                 await self._sleep()
             ended = 0.0
             ready, take = queue.ready, queue.taker()  # the topic may have got bands
+
+    async def _keeping(self, message: Message, lane: Lane) -> None:
+        """Call the handler, and keep what it returns with the settlement of the message."""
+        self.notes.keep_result(message, lane, await completed(await self._call(message)))
 
     def _run_raw(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Message | None, Awaitable[Any] | None]:
         """Handle raw entries. Returns the message whose call suspends or fails, with the rest of that call, or a
@@ -311,6 +320,7 @@ class Runner(Pool):
         else:
             log.debug("%s: expired, dropped: %s", self._name, message)
             lane.outgoing.end_as(message, "expired")
+            self.notes.keep_failure(message, lane, "expired", "it expired before its handler could start")
             await self._settle(message, lane)
         return True
 
@@ -472,6 +482,9 @@ class Runner(Pool):
                 self.handler.retry.max_attempts, decision.reason, decision.error, message,
                 exc_info=exc_info(decision.cause),
             )  # fmt: skip
+            to = self.handler.fallback.target if self.handler.fallback is not None else ""
+            error = f"{decision.error} (it went on to the fallback topic {to!r})"
+            self.notes.keep_failure(message, lane, str(decision.reason), error)
             await self._settle(message, lane)
         return None
 

@@ -274,8 +274,8 @@ class Outputs:
         for entry_id, entry in lane.outgoing.waiting.items():
             if page and lane.outgoing.can_swap_anywhere and not entry.follows:
                 break
-            count += len(entry.outputs) + (entry.member is not None)
-            size += sum(output.size for output in entry.outputs)
+            count += len(entry.outputs) + (entry.member is not None or entry.has_notes or entry.result is not None)
+            size += sum(output.size for output in (*entry.outputs, *([] if entry.result is None else [entry.result])))
             if page and not entry.follows and (count > PAGE_OUTPUTS or size > PAGE_BYTES):
                 break
             page.append((entry_id, entry))

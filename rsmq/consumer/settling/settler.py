@@ -11,6 +11,7 @@ import anyio
 from redis.exceptions import NoScriptError
 
 from rsmq.consumer.settling.fallbacks import Fallbacks
+from rsmq.consumer.settling.notes import Notes
 from rsmq.consumer.settling.outputs import Outputs
 from rsmq.consumer.settling.settling_nodes import SettlingNodes
 from rsmq.consumer.waiting.context import ConsumerContext
@@ -90,6 +91,7 @@ class Settler:
         self.nodes = SettlingNodes(context, self.check_at) if context.client.is_cluster else None
         """On a cluster: those at which nothing can be settled."""
         self.outputs = Outputs(context, self.ask, on_stale)
+        self.notes = Notes(context, self.ask, on_stale)
         self.fallbacks = Fallbacks(context)
 
     def schedule(self, lane: Lane) -> None:
@@ -228,6 +230,7 @@ class Settler:
 
     def _use(self, tasks: anyio.abc.TaskGroup | None) -> None:
         self.outputs.use(tasks)
+        self.notes.use(tasks)
         if self.nodes is not None:
             self.nodes.use(tasks)
 
@@ -412,6 +415,7 @@ class Settler:
         notes = await self._notes(lane, message.entry_id, attempts, decision)
         outcome: Outcome = "expired" if decision.reason == Reason.EXPIRED else "failed"
         lane.outgoing.add_letter(message.entry_id, self.outputs.letter(message, lane.dlq_key, notes), outcome)
+        self.notes.keep_failure(message, lane, str(decision.reason), decision.error)
         await self.settle(message, lane)
 
     async def _bury_lost(self, lane: Lane, entry_id: bytes, attempts: int, *, is_pending: bool) -> None:

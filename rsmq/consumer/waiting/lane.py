@@ -14,12 +14,20 @@ from rsmq.heartbeat.lease import Lease
 from rsmq.model.batch_member import BatchMember
 from rsmq.model.keys import Keys
 from rsmq.model.layout import NORMAL
-from rsmq.model.message import AnyPermit, Message
+from rsmq.model.message import AnyPermit, AnyStep, Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.stream_id import parse_stream_id
 
 MOST_RETRIED: Final = 1000
 """Messages that have started again, of which the lane remembers which are in flight."""
+
+
+class MessageNotes(Protocol):
+    """What a handler may keep about a message that it runs with, until that is settled."""
+
+    def want_result(self) -> None: ...
+    def progress(self, message: Message, lane: Lane, done: float, text: str) -> Coroutine[Any, Any, None]: ...
+    def step(self, message: Message, lane: Lane, name: str) -> AnyStep: ...
 
 
 class MessageLimits(Protocol):
@@ -65,13 +73,16 @@ class Lane:
         "lease_key",
         "limits",
         "max_attempts",
+        "notes",
         "outgoing",
         "parents",
         "partition",
+        "progress_key",
         "recovery",
         "retried",
         "retry_key",
         "settling",
+        "steps_key",
         "stream",
         "topic",
         "waits_key",
@@ -101,6 +112,8 @@ class Lane:
         self.calls_key = keys.calls(topic, partition, group)
         self.dlq_key = keys.dlq(topic, partition, group)
         self.errors_key = keys.errors(topic, partition, group)
+        self.steps_key = keys.steps(topic, partition, group)
+        self.progress_key = keys.progress(topic, partition, group)
         self.cancels_key = keys.cancels(topic, partition, group)
         self.cancelled_key = keys.cancelled(topic, partition, group)
         self.in_flight: set[bytes] = set()
@@ -120,6 +133,7 @@ class Lane:
         self.max_attempts = 0
         self._collect: Collect | None = None
         self.limits: MessageLimits | None = None
+        self.notes: MessageNotes | None = None
 
     # -- what it is -----------------------------------------------------------------------------------------------
 
@@ -157,10 +171,17 @@ class Lane:
 
     # -- its life -------------------------------------------------------------------------------------------------
 
-    def serve(self, collect: Collect, max_attempts: int, limits: MessageLimits | None = None) -> None:
-        """A handler with so many attempts serves it; `collect` takes an output of a message that runs here, and
-        `limits` gives it permits."""
+    def serve(
+        self,
+        collect: Collect,
+        max_attempts: int,
+        limits: MessageLimits | None = None,
+        notes: MessageNotes | None = None,
+    ) -> None:
+        """A handler with so many attempts serves it; `collect` takes an output of a message that runs here, `limits`
+        gives it permits, and `notes` keeps its steps and its progress."""
         self.limits = limits
+        self.notes = notes
         self._collect = collect
         self.max_attempts = max_attempts
 
@@ -197,6 +218,23 @@ class Lane:
         """A message that was made here is a member of a batch: its settlement says so, if that counts."""
         if member.of_group(self.group) and message.addressee in (None, self.group.encode()):
             self.outgoing.add_member(message, member, self.in_flight)
+
+    def want_result(self) -> None:
+        """The result of a message that was made here is to be kept."""
+        if self.notes is not None:
+            self.notes.want_result()
+
+    def progress(self, message: Message, done: float, text: str) -> Coroutine[Any, Any, None]:
+        """How far the handler of a message that runs here has come."""
+        if self.notes is None:
+            raise ConfigError("message.progress works while a worker runs the handler of the message")
+        return self.notes.progress(message, self, done, text)
+
+    def step(self, message: Message, name: str) -> AnyStep:
+        """A part of the handler of a message that runs here."""
+        if self.notes is None:
+            raise ConfigError(f"message.step({name!r}) works while a worker runs the handler of the message")
+        return self.notes.step(message, self, name)
 
     def permit(self, message: Message, name: str) -> AnyPermit:
         """Permission for a call of the handler of a message that runs here."""

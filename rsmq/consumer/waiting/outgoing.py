@@ -36,7 +36,8 @@ class MessageOutputs:
     `follows`: it is settled in one call with the message before it, whose outputs are those of both.
     `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes, and
     `record`: where it goes if it is handed on to a fallback topic; both are stored like an output. `member`: which
-    member of a batch it is, `outcome` how it leaves the batch, and `added` what its handler has added to it.
+    member of a batch it is, `outcome` how it leaves the batch, and `added` what its handler has added to it. `result`:
+    what its handler has returned, where that is kept. `has_notes`: its handler has kept steps, or progress.
     `on_stored` is called when the server has confirmed its settlement.
     """
 
@@ -50,6 +51,8 @@ class MessageOutputs:
     added: list[BatchMember] = field(default_factory=list)
     member: BatchMember | None = None
     on_stored: Callable[[], None] | None = None
+    result: Output | None = None
+    has_notes: bool = False
 
     def exchange(self, output: Output, other: Output) -> None:
         """Another one in its place, such as with a new name of its body."""
@@ -62,17 +65,20 @@ class MessageOutputs:
 
     @property
     def words(self) -> str | int:
-        """How many outputs it has, for `settle_outputs.lua`; of a member of a batch also how it leaves the batch."""
+        """How many outputs it has, for `settle_outputs.lua`; whether notes about it go (`n`), or into its dead letter
+        (`l`); and of a member of a batch how it leaves the batch."""
+        mark = "l" if self.letter is not None else "n" if self.has_notes else ""
         if self.member is None:
-            return len(self.stored)
+            return f"{len(self.stored)}{mark}" if mark else len(self.stored)
         added = " ".join(each.address for each in self.added)
-        return f"{len(self.stored)}|{self.member.field}|{self.outcome}|{added}"
+        return f"{len(self.stored)}{mark}|{self.member.field}|{self.outcome}|{added}"
 
     @property
     def stored(self) -> list[Output]:
         """All that the settlement stores."""
         own = self.letter or self.record
-        return self.outputs if own is None else [own, *self.outputs]
+        stored = self.outputs if own is None else [own, *self.outputs]
+        return stored if self.result is None else [*stored, self.result]
 
 
 class Outgoing:
@@ -140,6 +146,18 @@ class Outgoing:
         entry.outputs.append(output)
         self.kept[entry.message.entry_id] = entry
 
+    def keep_result(self, message: Message, result: Output) -> None:
+        """The result of a message that is done, or that ends otherwise."""
+        entry = self.of(message)
+        entry.result = result
+        self.kept[message.entry_id] = entry
+
+    def note(self, message: Message) -> None:
+        """The handler of a message that runs has kept something, which goes with its settlement."""
+        entry = self.of(message)
+        entry.has_notes = True
+        self.kept[message.entry_id] = entry
+
     def forget(self, entry_id: bytes) -> None:
         """The attempt counts no more, nor does what it has published."""
         self.kept.pop(entry_id, None)
@@ -175,11 +193,11 @@ class Outgoing:
         """Messages are settled in one call: the outputs of all of them belong to the first."""
         entries = [self.of(each) for each in messages]
         outputs = [output for entry in entries for output in entry.outputs]
-        if outputs:
-            first, *others = entries
-            self.kept[first.message.entry_id] = MessageOutputs(first.message, outputs, added=first.added)
-            for each in others:  # what it has added belongs to its own batch
-                self.kept[each.message.entry_id] = MessageOutputs(each.message, follows=True, added=each.added)
+        if outputs or any(each.result is not None or each.has_notes for each in entries):
+            for each in entries:  # what it has added, its result and its notes are its own
+                each.outputs = outputs if each is entries[0] else []
+                each.follows = each is not entries[0]
+                self.kept[each.message.entry_id] = each
 
     def route(self, entries: Iterable[MessageOutputs], topics: Mapping[str, Topic]) -> None:
         """These topics were resized: what was to go to a sealed partition goes to the one that follows."""

@@ -69,7 +69,7 @@ def make_messages(lane: Lane, entries: list[RawEntry], positions: list[int]) -> 
         except Malformed:
             return None
         is_special = message.addressee is not None or message.expires_ms is not None or fields[0] != b"data"
-        if is_special or len(message.data) > LARGEST_PAYLOAD:
+        if is_special or message.result_ms is not None or len(message.data) > LARGEST_PAYLOAD:
             return None
     return made
 

@@ -48,7 +48,8 @@ def of_groups(keys: Keys, topic: str, partitions: Sequence[int], groups: list[st
     """The keys of these groups, and their types."""
     kinds = {
         keys.lease: "hash", keys.retry: "zset", keys.out: "stream", keys.errors: "hash", keys.cancels: "hash",
-        keys.cancelled: "zset", keys.dlq: "stream", keys.handed_on: "stream",
+        keys.cancelled: "zset", keys.dlq: "stream", keys.handed_on: "stream", keys.steps: "hash",
+        keys.progress: "hash",
     }  # fmt: skip
     found = {
         key(topic, number, group): kind for number, group, (key, kind) in product(partitions, groups, kinds.items())

@@ -10,8 +10,9 @@
 --          body that is too large to copy stays in the stream. Only the owner of a partition settles, so a message that
 --          is not pending lost its consumer, unless this call was executed before. A failover may have lost the start of
 --          a retry: then it is still parked, under the count that the server has.
---          What is a member of a batch leaves it with this call.
--- USES     can_write, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+--          What is a member of a batch leaves it with this call. The steps that its handler has kept go with it, and its
+--          publisher hears of it, who has asked to keep a result.
+-- USES     can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -27,11 +28,13 @@ if #fields > 2000 then
   fields = { 'dlq.packed', table.concat(packed) }
 end
 for i = 8, #ARGV do fields[#fields + 1] = ARGV[i] end
+for _, part in ipairs(take_notes(KEYS[1], ARGV[3], ARGV[4])) do fields[#fields + 1] = part end
 local id = redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[6], '*', unpack(fields))
 redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])
 redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5], ARGV[4] .. '|' .. (row and row[4] or ARGV[5]))
 local reason = ARGV[8] == 'dlq.body' and ARGV[11] or ARGV[9]
 local body = ARGV[8] == 'dlq.body' and redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])[1] or entry
-local member = body and batch_field(body[2])
+local member, error = body and batch_field(body[2]), ARGV[8] == 'dlq.body' and ARGV[13] or ARGV[11]
+if body then keep_failure(KEYS[1], ARGV[3], body[2], reason, error) end
 if member then leave_batch(KEYS[1], ARGV[3], { { member, reason == 'expired' and 'expired' or 'failed', '' } }) end
 return { 'OK', id, entry and 0 or 1 }

@@ -14,7 +14,7 @@
 --          attempt. No more than now is asked for: the clock may have been set back. To cancel the first message makes
 --          it due, so that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not
 --          pending or not delivered is treated as by read_again.
--- USES     bury_lost, count_call, dict, order, can_write, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     bury_lost, count_call, dict, order, can_write, keep_failure, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
@@ -22,8 +22,7 @@ can_write('HSET HDEL', KEYS[7])
 local has_parked, last_delivered = redis.call('ZCARD', KEYS[3]) > 0, '0-0'
 local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
 for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local group = dict(row)
-  if group.name == ARGV[3] then last_delivered = group['last-delivered-id'] end
+  if dict(row).name == ARGV[3] then last_delivered = dict(row)['last-delivered-id'] end
 end
 local delivered, time = order(last_delivered), redis.call('TIME')
 local now, from = time[1] * 1000 + math.floor(time[2] / 1000), 26 + 2 * ARGV[25]
@@ -59,6 +58,7 @@ for i = from, #ARGV do
     settle(id, row, 'CANCELLED')
     local member = entry and batch_field(entry[2])
     if member then leave_batch(KEYS[1], ARGV[3], { { member, 'cancelled', '' } }) end
+    if entry then keep_failure(KEYS[1], ARGV[3], entry[2], 'cancelled', 'it was cancelled') end
     redis.call('HDEL', KEYS[5], id)
     redis.call('ZADD', KEYS[6], id:match('^%d+'), id)
   elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then

@@ -9,8 +9,8 @@
 --          settlement, and this call is repeated until then. With a count of 0 it has not started (it was put aside or
 --          handed back), and both ways to start it look: read_again and start_message. What waits for a time neither, and
 --          is due now: its owner meets the mark. Both halves of an id may exceed the 53 bits of a number.
---          A parked member of a batch leaves it with this call.
--- USES     dict, order, last_delivered, find_parked, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+--          A parked member of a batch leaves it with this call, and who waits for its result hears of it.
+-- USES     dict, order, last_delivered, find_parked, can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 if redis.call('ZSCORE', KEYS[4], id) then return { 'CANCELLED', 0 } end
 local last = last_delivered(stream, group)
@@ -30,11 +30,14 @@ if attempts and row then
   redis.call('HSET', KEYS[3], id, 'cancelled')
   return { 'CANCELLED', 1 }
 elseif attempts then
+  can_write('ZREM', KEYS[2], 'HDEL', KEYS[3], 'ZADD', KEYS[4])
   redis.call('ZREM', KEYS[2], id .. '|' .. attempts)
   redis.call('HDEL', KEYS[3], id)
   redis.call('ZADD', KEYS[4], id:match('^%d+'), id)
   local member = batch_field(entry[2])
   if member then leave_batch(stream, group, { { member, 'cancelled', '' } }) end
+  keep_failure(stream, group, entry[2], 'cancelled', 'it was cancelled')
+  take_notes(stream, group, id)
   return { 'CANCELLED', 0, 1 }
 end
 if not row then

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- PURPOSE  Delete entries of a partition that no group will handle any more, and the notes on their failures.
+-- PURPOSE  Delete entries of a partition that no group will handle any more, the notes on their failures, and what their
+--          handlers have kept: steps, progress and results.
 -- KEYS     1 stream  2 removed hash  then for each group: retry zset, errors hash, cancels hash
 -- ARGV     1 groups:int  that many names, then stream ids
 -- RETURNS  {erased:int, left:int} (of these a group has one in its hands, will retry it, or has not read it and no mark
@@ -9,7 +10,7 @@
 --          made meanwhile is not in ARGV, so nothing is deleted, and the caller asks again. The entries count as removed
 --          by rsmq, not by others.
 --          A member of a batch that its group has not read, and that a mark cancels, leaves the batch with this call.
--- USES     dict, order, find_parked, whole, can_write, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     dict, order, find_parked, whole, can_write, take_notes, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local number, groups, rows = tonumber(ARGV[1]), {}, redis.pcall('XINFO', 'GROUPS', KEYS[1])
 for i = 1, number do groups[ARGV[i + 1]] = i end
 for _, row in ipairs(rows.err and {} or rows) do
@@ -40,7 +41,14 @@ for i = 2 + number, #ARGV do
       end
     end
     erased = erased + redis.call('XDEL', KEYS[1], ARGV[i])
-    for at = 1, number do redis.call('HDEL', KEYS[3 * at + 1], ARGV[i], ARGV[i] .. '|past') end
+    for at = 1, number do
+      redis.call('HDEL', KEYS[3 * at + 1], ARGV[i], ARGV[i] .. '|past')
+      take_notes(KEYS[1], ARGV[at + 1], ARGV[i])
+      for f = 1, entry and #entry[2] - 1 or 0, 2 do
+        local is_id = entry[2][f] == 'id'
+        if is_id then redis.call('UNLINK', KEYS[1] .. ':' .. ARGV[at + 1] .. ':result:' .. entry[2][f + 1]) end
+      end
+    end
   end
 end
 local own = whole(redis.call('HGET', KEYS[2], 'own')) or 0

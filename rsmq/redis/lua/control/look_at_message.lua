@@ -5,12 +5,13 @@
 -- RETURNS  {now_ms, last delivered id or '' (no such group), consumer, idle_ms, deliveries, attempts when parked or -1,
 --          due_ms, note on the last failed attempt, stream id of the pending message that holds its key, owner,
 --          its mark in cancels, or `done` if it is cancelled, notes on the failed attempts before the last,
---          until when it waits for a time: ms since 1970, or ''}
+--          until when it waits for a time: ms since 1970, or '', how far its handler has come (JSON), or ''}
 -- WHY      One moment: a message that moves between the pending list and the retry set is in one of them.
 -- USES     dict, last_delivered, find_parked
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 local time, last = redis.call('TIME'), last_delivered(stream, group) or ''
-local reply = { string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), last, '', 0, 0, -1, '0', '', '', '', '', '', '' }
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+local reply = { now, last, '', 0, 0, -1, '0', '', '', '', '', '', '', '' }
 if last == '' then return reply end
 local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
 if row then reply[3], reply[4], reply[5] = row[2], row[3], row[4] end
@@ -31,4 +32,6 @@ reply[10] = redis.call('HMGET', KEYS[2], 'owner')[1] or ''
 reply[11] = redis.call('ZSCORE', KEYS[6], id) and 'done' or redis.call('HGET', KEYS[5], id) or ''
 local waits = row and KEYS[7] and redis.call('ZSCORE', KEYS[7], id)
 if waits then reply[13] = string.format('%.0f', math.floor(waits)) end
+local progress = (row or attempts) and redis.pcall('HGET', stream .. ':' .. group .. ':progress', id)
+if type(progress) == 'string' then reply[14] = progress end
 return reply

@@ -12,7 +12,7 @@
 --          deleted between those that are needed, a page in each call, with the notes about it. `cut` is up to where
 --          that was done, `left` how many were needed there; when most of these are settled, it begins anew.
 --          Marks (entries ever added -> id, written on each call) count entries without reading them.
--- USES     dict, order, is_id, next_id, whole, replay_start, add_parked, is_parked, delete_settled, can_write
+-- USES     dict, order, is_id, next_id, whole, replay_start, add_parked, is_parked, delete_settled, forget_old_notes, can_write
 local function less(a, b) return order(a) < order(b) end
 local function lower(a, b) return less(a, b) and a or b end
 local first, groups, parked, many, waiting = {}, redis.call('XINFO', 'GROUPS', KEYS[1]), {}, {}, 0
@@ -74,5 +74,6 @@ if trimmed + deleted > 0 then -- count_removed must not report these as removed 
   local own = whole(redis.call('HGET', KEYS[4], 'own')) or 0
   redis.call('HSET', KEYS[4], 'own', string.format('%.0f', own + trimmed + deleted))
 end
+for _, name in ipairs(groups) do forget_old_notes(KEYS[1], name, floor) end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('(%.0f', added - redis.call('XLEN', KEYS[1])))
 return { 'OK', trimmed + deleted, floor, is_more }
