@@ -259,9 +259,7 @@ async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, sta
     position, every = start_id(start), list[list[str]]()
     for partition in topic.numbers:
         at = (topic.name, partition, group)
-        parts = (
-            keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls, keys.steps, keys.progress
-        )  # fmt: skip
+        parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
         names = [part(*at) for part in parts]
         every.append([keys.stream(topic.name, partition), *names])
     for names in [list(chain(*every))] if topic.layout.is_resized else every:

@@ -444,9 +444,14 @@ def test_a_sync_broker_opens_batches(settings: Settings) -> None:
             for number in range(3):
                 batch.publish("sms", number, key=str(number))
         assert told.wait(40)
-        with pytest.raises(OSError, match="paper"), broker.batch("other", group="sender") as batch:
-            batch.publish("sms", 1)
-            raise OSError("no paper")
+
+        def fails() -> None:
+            with broker.batch("other", group="sender") as batch:
+                batch.publish("sms", 1)
+                raise OSError("no paper")
+
+        with pytest.raises(OSError, match="paper"):
+            fails()
         other = broker.find_batch("other")
         assert other is not None
         assert (other.state, other.total) == ("open", 1)

@@ -124,8 +124,8 @@ def arguments(rest: str) -> list[str]:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_touches_declared_keys_only(script: Path) -> None:
-    """Each key in a script is one of KEYS, or made of one and a number, or of a partition, its group and a word: never a
-    name that was found in data. (The id at the end of a result's key cannot reach another key.) Keys of a batch are
+    """Each key in a script is one of KEYS, or made of one and a number, or of a partition, its group and a word: never
+    a name that was found in data. (The id at the end of a result's key cannot reach another key.) Keys of a batch are
     made in one place, `batch_keys`, of the prefix of a key and an id of letters and digits; `fire_batch` writes into a
     stream of the same prefix."""
     source, made = source_of(script_name(script)), read("shared/batch_keys")
