@@ -1,23 +1,34 @@
-"""rsmq in an ASGI application (FastAPI, Starlette and what is built on them): a lifespan, a dependency, WebSockets.
+"""rsmq in an ASGI application (FastAPI, Starlette and what is built on them): a lifespan, a dependency, WebSockets, and
+server-sent events.
 
 Kept apart from the package's own names, because it needs Starlette, which such an application has.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from base64 import b64encode
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from datetime import timedelta
+from operator import le
 from typing import Any, Final
 
 import anyio
 from pydantic_core import from_json, to_json
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import StreamingResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from rsmq.broker import Broker
 from rsmq.errors import BrokerError, ConfigError, Malformed, SessionLost, SessionTaken
+from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.record import whole
 from rsmq.persistence import Letter, Session
+
+log = logging.getLogger("rsmq.asgi")
 
 STATE: Final = "rsmq"
 TAKEN: Final = 4001
@@ -110,6 +121,97 @@ async def relay(
     if WebSocketState.DISCONNECTED not in (websocket.client_state, websocket.application_state):
         with suppress(WebSocketDisconnect):
             await websocket.close(code, reason.encode()[:FULL_REASON].decode(errors="ignore"))
+
+
+def relay_sse(
+    request: Request,
+    broker: Broker,
+    client_id: str,
+    *,
+    window: int = 100,
+    clean: bool = False,
+    encode: Callable[[Letter], str | bytes] = letter_as_json,
+    keep_alive: Duration = timedelta(seconds=15),
+) -> StreamingResponse:
+    """A response that sends the letters of an inbox to a browser, as server-sent events, until it disconnects.
+
+    `new EventSource("/events")` connects again by itself, to any process, and says in `Last-Event-ID` which event it
+    has got last: that acknowledges it with all before it, and what comes after is sent (again). A browser that stays
+    connected acknowledges nothing: then the oldest letter is, when `window` newer ones were sent. Each event has the
+    letter as `encode` writes it, in one or several lines, and an id. `client_id` must be authenticated.
+
+    An event `taken` says that the client has connected elsewhere: close the EventSource, or both end each other for
+    ever. The stream ends when the server is unavailable or has lost the session; the browser connects again. Without a
+    letter a comment is sent after each `keep_alive`, so that proxies keep the connection. Raises ConfigError.
+    """
+    seconds = checked_duration("keep_alive", keep_alive).total_seconds()
+    if seconds <= 0:
+        raise ConfigError(f"keep_alive={keep_alive!r} is not possible: use more than 0, such as '15s'")
+    session = broker.connect(client_id, window=window, clean=clean)
+    events = EventStream(session, window, encode, seconds, request.headers.get("last-event-id", ""))
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events.run(), media_type="text/event-stream", headers=headers)
+
+
+class EventStream:
+    """One open session, and the events that a browser gets."""
+
+    def __init__(
+        self, session: Session, window: int, encode: Callable[[Letter], str | bytes], keep_alive: float, last_id: str
+    ) -> None:
+        self._session = session
+        self._window = window
+        self._encode = encode
+        self._keep_alive = keep_alive
+        self._seen = read_event_id(last_id)
+        self._out = deque[Letter]()
+
+    async def run(self) -> AsyncIterator[str]:
+        """The text of the stream."""
+        try:
+            async with self._session:
+                yield ": connected\n\n"
+                while True:
+                    step = asyncio.ensure_future(anext(self._session))
+                    try:
+                        while not (await asyncio.wait((step,), timeout=self._keep_alive))[0]:
+                            yield ": waiting\n\n"
+                        letter = step.result()
+                    finally:
+                        step.cancel()
+                    if letter.is_received or self._has_arrived(letter):
+                        await self._session.ack(letter)
+                        continue
+                    yield self._event(letter)
+                    self._out.append(letter)
+                    if len(self._out) >= self._window:
+                        await self._session.ack(self._out.popleft())
+        except SessionTaken:
+            yield "event: taken\ndata: \n\n"
+        except BrokerError as error:  # the session is lost, or the server away: the browser comes again
+            log.info("events for a client end: %s", error)
+
+    def _has_arrived(self, letter: Letter) -> bool:
+        """Whether the browser has said that it has got this event, or a later one."""
+        return letter.is_redelivered and all(map(le, event_id(letter), self._seen))
+
+    def _event(self, letter: Letter) -> str:
+        text = self._encode(letter)
+        lines = (text if isinstance(text, str) else text.decode()).splitlines() or [""]
+        number, published_ms = event_id(letter)
+        return "".join([f"id: {number}-{published_ms}\n", *[f"data: {line}\n" for line in lines], "\n"])
+
+
+def event_id(letter: Letter) -> tuple[int, int]:
+    """Which event a letter is: its seq, and when it was published. After a loss of the inbox seqs start anew."""
+    return letter.seq, int(letter.timestamp.timestamp() * 1000)
+
+
+def read_event_id(text: str) -> tuple[int, int]:
+    """The inverse, from `Last-Event-ID`. (0, 0) for what is none."""
+    seq, _, published_ms = text.partition("-")
+    numbers = whole(seq), whole(published_ms)
+    return (0, 0) if numbers[0] is None or numbers[1] is None else (numbers[0], numbers[1])
 
 
 class NoAcknowledgement(ValueError):

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "dashboard": "codecs control dlq errors inspector model persistence producer redis",
     "pipeline": "codecs dlq errors inspector model persistence redis",
     "testing": "broker consumer dlq errors handler inspector model producer redis",
-    "asgi": "broker errors persistence",
+    "asgi": "broker errors model persistence",
     "django": "broker errors handler model redis sql",
     "cloudevents": "errors model producer",
     "gateway": "broker errors handler model persistence producer redis worker",
