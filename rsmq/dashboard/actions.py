@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -19,9 +19,10 @@ from rsmq.dashboard.queries import MOST_LETTERS, MOST_NAMED, PageNotFound, PageR
 from rsmq.dashboard.roles import Role
 from rsmq.dlq import Selection, read_fields
 from rsmq.errors import ConfigError
+from rsmq.handler.schedule import build_schedule, trigger_of
 from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.schedules import look_up
-from rsmq.inspector.text import timestamp
+from rsmq.inspector.text import rules, timestamp
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.member import QUIET, STOP
@@ -34,13 +35,15 @@ KICK_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One change that a visitor wants. `is_long`: it may outlast the page, so it runs on without it."""
+    """One change that a visitor wants. `is_long`: it may outlast the page, so it runs on without it. `then`: the page
+    that is shown after it, if that from which it was asked is gone."""
 
     question: str
     word: str
     act: Callable[[], Awaitable[str]]
     is_danger: bool = False
     is_long: bool = False
+    then: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +336,54 @@ async def resume_schedule(wanted: ActionForm) -> Action:
     return change_schedule(wanted, "resume", Schedules.resume, "Let {} go on with its next tick?", said)
 
 
+async def set_schedule(wanted: ActionForm) -> Action:
+    """Another rule in place of that of the code."""
+    rule, timezone = rule_given(wanted)
+
+    async def change(schedules: Schedules, topic: str, name: str) -> None:
+        await schedules.set(topic, name, rule, timezone=timezone)
+
+    question = f"Give {{}} the rule {rule!r} ({timezone}) from now on, also over restarts and deployments?"
+    return change_schedule(wanted, "set", change, question, f"has the rule {rule}")
+
+
+async def reset_schedule(wanted: ActionForm) -> Action:
+    """Back to the rule of the code."""
+    question, said = "Give {} the rule of its code again?", "has the rule of its code again"
+    return change_schedule(wanted, "back to the code's rule", Schedules.reset, question, said)
+
+
+async def remove_schedule(wanted: ActionForm) -> Action:
+    """Delete a schedule that no worker has in its code."""
+    question = "Delete {} with its history for good?"
+    return replace(
+        change_schedule(wanted, "remove", Schedules.remove, question, "is removed"), is_danger=True, then=("schedules",)
+    )
+
+
+async def add_schedule(wanted: ActionForm) -> Action:
+    """Add a schedule that no code has, or change it."""
+    (rule, timezone), given = rule_given(wanted), wanted.form.get("payload")
+    name, payload = wanted.value("schedule"), payload_given(given if isinstance(given, str) else "", "json")
+    topic, key = (await wanted.visit.queries.topic(wanted.topic)).name, wanted.value("key") or None
+
+    async def change(schedules: Schedules, topic: str, name: str) -> None:
+        await schedules.upsert(name, rule, topic, payload, key=key, timezone=timezone)
+
+    build_schedule(lambda: payload, rule, topic, name=name, key=key, timezone=timezone)  # its errors come before asking
+    question = (
+        f"Publish the payload to {topic} by {{}}: {rule!r} ({timezone})? One of this name that was added changes."
+    )
+    return change_schedule(wanted, "add", change, question, "is added")
+
+
+def rule_given(wanted: ActionForm) -> tuple[str, str]:
+    """The rule and the time zone of a form. Raises ConfigError."""
+    rule, timezone = wanted.value("rule"), wanted.value("timezone") or "UTC"
+    trigger_of(wanted.value("schedule") or "schedule", rule, timezone)
+    return rule, timezone
+
+
 def change_schedule(
     wanted: ActionForm, verb: str, change: Callable[[Schedules, str, str], Awaitable[None]], question: str, said: str
 ) -> Action:
@@ -363,7 +414,7 @@ async def schedule_state(wanted: ActionForm) -> State:
     if state is None:
         return {}
     return {
-        "schedule": state.name, "last": timestamp(state.last), "paused": timestamp(state.paused),
+        "schedule": state.name, "rule": rules(state), "last": timestamp(state.last), "paused": timestamp(state.paused),
         "asked": timestamp(state.run_asked),
     }  # fmt: skip
 
@@ -469,6 +520,10 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "run-schedule": (Role.ACT, run_now),
     "pause-schedule": (Role.ACT, pause_schedule),
     "resume-schedule": (Role.ACT, resume_schedule),
+    "set-schedule": (Role.ACT, set_schedule),
+    "reset-schedule": (Role.ACT, reset_schedule),
+    "remove-schedule": (Role.ADMIN, remove_schedule),
+    "add-schedule": (Role.ACT, add_schedule),
     "purge-device": (Role.ADMIN, purge_device),
     "kick-client": (Role.ACT, kick_client),
     "cancel-batch": (Role.ADMIN, cancel_batch),

@@ -256,7 +256,7 @@ class Dashboard:
             return await visit.room.audit.record(visit.visitor.name, name, subject, wanted.state, action.act)
 
         note = await self._later(do) if action.is_long else await do()
-        token = uuid4().hex
+        back, token = visit.url(*action.then) if action.then else back, uuid4().hex
         self._notes[token] = note
         while len(self._notes) > MOST_NOTES:
             self._notes.popitem(last=False)

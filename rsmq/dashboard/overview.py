@@ -14,7 +14,7 @@ from rsmq.dashboard.html import Content, Html, Row, about, link, tag, text_field
 from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import EVERY, MOST_NAMED, PendingMessage
 from rsmq.dashboard.roles import Role
-from rsmq.dashboard.schedule import COLUMNS, row_of
+from rsmq.dashboard.schedule import COLUMNS, add_form, row_of
 from rsmq.inspector.obstacles import obstacles
 from rsmq.inspector.schedules import look_up
 from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
@@ -122,6 +122,7 @@ async def topic(visit: Visit, name: str) -> Page:
             tag("h2", "Groups"), group_table(visit, board.groups), topic_table(visit, board.topics),
             tag("h2", "Partitions"), partitions_of_topic(visit, state_of.partitions if state_of else ()),
             [tag("h2", "Schedules"), visit.live.table("schedules", COLUMNS, rows, "")] if rows else None,
+            add_form(visit, name),
         ],
         is_live=True,
         crumbs=[("Overview", visit.url())],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rsmq.dashboard.html import Content, Row, about, block, link, table, tag
+from rsmq.dashboard.html import Content, Row, about, block, link, table, tag, text_field
 from rsmq.dashboard.page import Page, Visit
 from rsmq.dashboard.queries import PageNotFound
 from rsmq.dashboard.roles import Role
@@ -66,7 +66,7 @@ async def schedule(visit: Visit, topic: str, name: str) -> Page:
     return Page(
         f"Schedule {name}",
         [
-            about(values), buttons(visit, state),
+            about(values), buttons(visit, state), changes(visit, state),
             tag("h2", "Last runs"), table(("tick", "result", "took", "note"), rows, "it has not run yet"),
             [tag("h2", "Traceback"), block(state.trace, "payload")] if state.trace else None,
         ],
@@ -77,6 +77,34 @@ async def schedule(visit: Visit, topic: str, name: str) -> Page:
 def buttons(visit: Visit, state: ScheduleState) -> Content:
     """What may be done to it."""
     return tag("div", [run_now(visit, state), switch(visit, state)], class_="bar")
+
+
+def changes(visit: Visit, state: ScheduleState) -> Content:
+    """The forms for another rule, back to that of the code, and to delete one that no worker has in its code."""
+    subject = {"topic": state.topic, "schedule": state.name}
+    fields = [
+        text_field("rule", "rule", placeholder="5m, or 0 6 * * *", required=True),
+        text_field("timezone", "time zone", "UTC"),
+    ]
+    made = [visit.action("set-schedule", "set", Role.ACT, state.topic, subject, fields)]
+    if state.set_rule is not None:
+        made.append(visit.action("reset-schedule", "back to the code's rule", Role.ACT, state.topic, subject))
+    if state.is_added or not state.leader:
+        made.append(visit.action("remove-schedule", "remove", Role.ADMIN, state.topic, subject, danger=True))
+    return tag("div", made, class_="bar")
+
+
+def add_form(visit: Visit, topic: str) -> Content:
+    """The form that adds a schedule to a topic."""
+    if not visit.visitor.may(Role.ACT, topic):
+        return None
+    fields = [
+        text_field("schedule", "name", required=True), text_field("rule", "rule", placeholder="5m", required=True),
+        text_field("timezone", "time zone", "UTC"), text_field("payload", "payload (JSON)", required=True),
+        text_field("key", "key"),
+    ]  # fmt: skip
+    shown = visit.action("add-schedule", "add", Role.ACT, topic, {"topic": topic}, fields)
+    return tag("details", tag("summary", "add a schedule"), tag("div", shown, class_="bar"))
 
 
 def run_now(visit: Visit, state: ScheduleState) -> Content:

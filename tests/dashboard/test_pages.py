@@ -373,6 +373,40 @@ def test_schedule_is_run_now(web: httpx.Client, scene: Cli) -> None:
     assert web.post("do/run-schedule", data={"topic": "ticks", "schedule": "watch"}).status_code == 404
 
 
+def test_schedule_gets_another_rule_and_that_of_its_code_again(web: httpx.Client, scene: Cli) -> None:
+    """The page shows both rules; a rule that cannot be is refused before anything is asked."""
+    page, subject = "schedule/ticks/clock", {"topic": "ticks", "schedule": "clock", "confirmed": "yes"}
+    assert "back to the code" not in web.get(page).text
+    form = subject | {"rule": "0 6 * * *", "timezone": "Asia/Seoul", "back": f"/{page}"}
+    assert "Give schedule clock of ticks the rule" in web.post("do/set-schedule", data=form | {"confirmed": ""}).text
+    assert web.post("do/set-schedule", data=form).status_code == 303
+    shown = unescape(web.get(page).text)
+    assert "0 6 * * * Asia/Seoul (code: every 365 days)" in shown
+    assert "back to the code's rule" in shown
+    assert web.post("do/reset-schedule", data=subject).status_code == 303
+    assert "(code:" not in web.get(page).text
+    for rule, zone in (("sometimes", "UTC"), ("5m", "Asia/Nowhere"), ("", "UTC")):
+        assert web.post("do/set-schedule", data=form | {"rule": rule, "timezone": zone}).status_code == 400
+    refused = web.post("do/remove-schedule", data=subject)
+    assert (refused.status_code, "is in the code of a worker" in refused.text) == (400, True)
+
+
+def test_schedule_is_added_changed_and_removed(web: httpx.Client, scene: Cli) -> None:
+    """One that no code has, with a payload of JSON; what removed it leads to the page of all schedules."""
+    assert 'action="/do/add-schedule"' in web.get("topic/ticks").text
+    form = {"topic": "ticks", "schedule": "customer-7", "rule": "12h", "payload": '{"customer": 7}', "confirmed": "yes"}
+    for wrong in ({"payload": "{"}, {"rule": "never"}, {"schedule": "a b"}, {"schedule": "clock"}):
+        assert web.post("do/add-schedule", data=form | wrong).status_code == 400
+    for rule, shown in (("12h", "every 12 h"), ("6h", "every 6 h")):
+        assert web.post("do/add-schedule", data=form | {"rule": rule}).status_code == 303
+        assert shown in web.get("schedule/ticks/customer-7").text
+    (state,) = [each for each in scene.json("schedule", "list", "ticks") if each["name"] == "customer-7"]
+    assert state["is_added"]
+    found = web.post("do/remove-schedule", data={key: form[key] for key in ("topic", "schedule", "confirmed")})
+    assert (found.status_code, found.headers["location"].partition("?")[0]) == (303, "/schedules")
+    assert "customer-7" not in web.get("schedules").text
+
+
 def test_all_schedules_have_a_page_and_each_its_runs(web: httpx.Client, scene: Cli) -> None:
     """It is paused and resumed there; the page of one has its last runs."""
     subject = {"topic": "ticks", "schedule": "clock"}
