@@ -71,7 +71,8 @@ class Erase:
         self, client: Client, keys: Keys, settings: Settings, topics: Topics, store: Offloading | None = None
     ) -> None:
         """`store`: of large bodies; without it they are left to the sweeps."""
-        self._client, self._keys, self._store = client, keys, store
+        self._client, self._keys = client, keys
+        self._store = store
         self._topics = topics
         self._window_ms = to_ms(settings.dedup_window)
         self._named = set[str]()

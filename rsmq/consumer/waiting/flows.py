@@ -338,8 +338,8 @@ class Flows:
 
     def lengths(self) -> list[tuple[bytes, int]]:
         """How many messages wait behind each key that has some. May be called from any thread."""
-        flows = [pair for pair in list(self.waiting.items()) if pair[1] is not NONE]
-        return [(key, number) for key, flow in flows if (number := len(flow) + len(flow.ids or ()))]
+        flows = list(self.waiting.items())
+        return [(k, n) for k, flow in flows if flow is not NONE and (n := len(flow) + len(flow.ids or ()))]
 
     def far_ids(self) -> Iterator[bytes]:
         """The ids of all that waits without a message."""
