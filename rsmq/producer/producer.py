@@ -675,7 +675,7 @@ class Producer:
         return queue
 
     def _start(self, tasks: anyio.abc.TaskGroup, queue: SendQueue, node: Client) -> asyncio.Event:
-        sender = Sender(queue, self._client, node, self._keys, self._settings, self._in_doubt, self._topics.find)
+        sender = Sender(queue, self._client, node, self._keys, self._settings, self._in_doubt, self._topics)
         self._senders.append(sender)
         tasks.start_soon(sender.run)
         return sender.wake

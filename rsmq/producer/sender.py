@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -31,7 +31,7 @@ from rsmq.producer.send_queue import SendQueue
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.streams import NOTHING, as_dict, is_missing, newest_id, trim
-from rsmq.redis.topics import Topic
+from rsmq.redis.topics import Topics
 
 log = logging.getLogger("rsmq.publish")
 
@@ -56,9 +56,9 @@ class Sender:
         keys: Keys,
         settings: Settings,
         in_doubt: InDoubtMessages,
-        find: Callable[[str], Awaitable[Topic | None]],
+        topics: Topics,
     ) -> None:
-        self._find = find
+        self._topics = topics
         self._queue = queue
         self._client = client
         self._node = node
@@ -68,6 +68,7 @@ class Sender:
         self._wait_ms = to_ms(settings.command_timeout) if replicas else 0
         self._wait_seconds = (settings.command_timeout * (2 if replicas else 1)).total_seconds()
         self._connection = RawConnection(node)
+        self._was_open = False
         self._in_flight: list[Batch] = []
         self._newest: dict[str, bytes] = {}
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
@@ -117,6 +118,10 @@ class Sender:
         if not self._connection.is_open:
             await self._connection.open()
             self._newest.clear()  # a server that has lost writes, and whose clock is behind, goes on with lower ids
+            if self._was_open:
+                self._topics.doubt()
+                await self._follow_bands(batches)
+            self._was_open = True
             self._backoff.failures = min(self._backoff.failures, 2)  # the server is there: keep the pauses short
         for batch in batches:
             try:
@@ -208,7 +213,7 @@ class Sender:
     async def _follow(self, batch: Batch, sealed: PartitionSealed) -> BrokerUnavailable | None:
         """The topic was resized: what is left of a batch goes to the partitions that follow."""
         try:
-            topic = await self._find(batch.topic.name)
+            topic = await self._topics.find(batch.topic.name)
         except BrokerUnavailable as error:
             return error
         except (BrokerError, ConfigError) as error:
@@ -219,6 +224,22 @@ class Sender:
         else:
             self._queue.follow(batch, topic)
         return None
+
+    async def _follow_bands(self, batches: Sequence[Batch]) -> None:
+        """The server may be another one, which has lost the layout of a topic. What it has lost is written again; a
+        batch whose partition belongs to another band by now goes to a partition of its own band."""
+        for batch in batches:
+            known = batch.topic.layout
+            if not known.has_more:
+                continue
+            try:
+                topic, band = await self._topics.recall(batch.topic), known.band_of(batch.partition)
+                if topic is not None and topic.layout.band_of(batch.partition) != band:
+                    self._queue.follow(batch, topic.in_band(band))
+            except BrokerUnavailable:
+                raise
+            except (BrokerError, ConfigError) as error:
+                self._fail(batch, error)
 
     async def _make_room(self, batch: Batch) -> BrokerUnavailable | None:
         """Remove settled entries that are kept only for a replay; at most once per batch. A lost reply is returned: the

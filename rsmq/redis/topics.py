@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tenacity import stop_after_delay
 
-from rsmq.errors import BrokerUnavailable, ConfigError, RsmqError
+from rsmq.errors import BrokerUnavailable, ConfigError, NotPermitted, RsmqError
 from rsmq.model.clock import LATEST_MS, awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import NAME, Keys, check_name
@@ -158,7 +159,8 @@ class Topics:
         check_name("topic", name)
         if partitions is not None and not 1 <= partitions <= MOST_PARTITIONS:
             raise ConfigError(f"topic {name!r} cannot have {partitions} partitions: use 1 to {MOST_PARTITIONS}")
-        topic = await self.find(name)
+        entry = self._known.get(name)
+        topic = await self.find(name) if entry is None else await self.recall(entry[1])
         if topic is None:
             topic = await self._create(name, self._layout(name, partitions))
         if not set(bands := self._declared(name).bands) <= set(topic.layout.bands):
@@ -184,6 +186,27 @@ class Topics:
         """The topic, or None if it does not exist."""
         reply = await self._client.execute_command("HGETALL", self._keys.topic(check_name("topic", name)))
         return self._noted(name, reply)
+
+    async def recall(self, known: Topic) -> Topic | None:
+        """The topic as it is now. A layout that this process knows and the server has lost (a failover) is written
+        again. None: the topic does not exist."""
+        topic = await self.find(known.name)
+        if topic is None or not known.layout.has_more or topic.created_ms != known.created_ms:
+            return topic
+        if topic.layout.with_lost(known.layout) is topic.layout:
+            return topic
+        try:
+            return await self._restore(known)
+        except NotPermitted as error:
+            log.warning("topic %s has lost a part of its layout, and this user may not write it: %s", known.name, error)
+            return topic
+
+    def doubt(self) -> None:
+        """A connection was lost, so the server may be another one: look at topics with more than one block before
+        anything more is published there."""
+        for name, (_, topic) in self._known.items():
+            if topic.layout.has_more:
+                self._known[name] = (-math.inf, topic)
 
     async def find_all(self, names: Collection[str]) -> list[Topic]:
         """Those of these topics that exist, asked for together. One that cannot be read is left out, and named in the

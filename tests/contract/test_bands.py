@@ -186,6 +186,47 @@ async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: M
         await until(lambda: work.started == ["first", "second"], "it is handled")
 
 
+async def lose_bands(broker: Broker, publisher: Broker) -> None:
+    """A failover: the layout of `sms` and the partition of its band are lost, and so is the connection."""
+    await ask(broker, "HDEL", broker.keys.topic("sms"), "layout")
+    await ask(broker, "DEL", broker.keys.stream("sms", 1))
+    await ask(publisher, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+async def test_publisher_writes_a_lost_layout_again_before_it_publishes(make_broker: Make) -> None:
+    """No worker runs that remembers it, and the next one declares no bands: what was published is read."""
+    publisher, after = make_broker(partitions=1), make_broker()
+    publisher.topic("sms", str, bands=("urgent", "normal"))
+    async with publisher, after:
+        assert (await publisher.publish("sms", "lost", band="urgent")).partition_number == 1
+        await lose_bands(publisher, publisher)
+        assert (await publisher.publish("sms", "found", band="urgent")).partition_number == 1
+        assert (await after.topics.existing("sms")).layout.bands == ("urgent", "normal")
+        work = Work(after, bands=())
+        async with after.running():
+            await until(lambda: work.started == ["found"], "it is handled")
+
+
+async def test_publisher_stores_in_no_other_band_that_has_got_the_numbers_after_a_failover(make_broker: Make) -> None:
+    """It has read the topic less than ten seconds ago; another band is declared before its next message."""
+    publisher, other = make_broker(partitions=1), make_broker(partitions=1)
+    publisher.topic("sms", str, bands=("urgent", "normal"))
+    work = Work(other, bands=("normal", "bulk"))
+    async with publisher, other:
+        assert (await publisher.publish("sms", "lost", band="urgent")).partition_number == 1
+        await lose_bands(other, publisher)
+        await other.publish("sms", "made")
+        (bulk,) = await open_block(other, "bulk")
+        assert bulk == 1
+        await publisher.publish_many("sms", ["found", "found, too"], band="urgent")
+        assert not await ask(other, "XLEN", other.keys.stream("sms", bulk))
+        async with other.running():
+            await until(lambda: sorted(work.started) == ["found", "found, too", "made"], "all are handled")
+            numbers = await open_block(publisher, "urgent")
+            assert bulk not in numbers
+            assert (await publisher.publish("sms", "later", band="urgent")).partition_number in numbers
+
+
 async def test_what_a_band_has_that_nothing_remembers_is_read_and_its_numbers_are_given_to_no_other_one(
     make_broker: Make,
 ) -> None:
