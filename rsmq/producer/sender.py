@@ -31,7 +31,7 @@ from rsmq.producer.send_queue import SendQueue
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.streams import NOTHING, as_dict, is_missing, newest_id, trim
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Topics, doubt_layouts, recall_topic
 
 log = logging.getLogger("rsmq.publish")
 
@@ -119,7 +119,7 @@ class Sender:
             await self._connection.open()
             self._newest.clear()  # a server that has lost writes, and whose clock is behind, goes on with lower ids
             if self._was_open:
-                self._topics.doubt()
+                doubt_layouts(self._topics)
                 await self._follow_bands(batches)
             self._was_open = True
             self._backoff.failures = min(self._backoff.failures, 2)  # the server is there: keep the pauses short
@@ -233,7 +233,7 @@ class Sender:
             if not known.has_more:
                 continue
             try:
-                topic, band = await self._topics.recall(batch.topic), known.band_of(batch.partition)
+                topic, band = await recall_topic(self._topics, batch.topic), known.band_of(batch.partition)
                 if topic is not None and topic.layout.band_of(batch.partition) != band:
                     self._queue.follow(batch, topic.in_band(band))
             except BrokerUnavailable:

@@ -160,7 +160,7 @@ class Topics:
         if partitions is not None and not 1 <= partitions <= MOST_PARTITIONS:
             raise ConfigError(f"topic {name!r} cannot have {partitions} partitions: use 1 to {MOST_PARTITIONS}")
         entry = self._known.get(name)
-        topic = await self.find(name) if entry is None else await self.recall(entry[1])
+        topic = await self.find(name) if entry is None else await recall_topic(self, entry[1])
         if topic is None:
             topic = await self._create(name, self._layout(name, partitions))
         if not set(bands := self._declared(name).bands) <= set(topic.layout.bands):
@@ -186,27 +186,6 @@ class Topics:
         """The topic, or None if it does not exist."""
         reply = await self._client.execute_command("HGETALL", self._keys.topic(check_name("topic", name)))
         return self._noted(name, reply)
-
-    async def recall(self, known: Topic) -> Topic | None:
-        """The topic as it is now. A layout that this process knows and the server has lost (a failover) is written
-        again. None: the topic does not exist."""
-        topic = await self.find(known.name)
-        if topic is None or not known.layout.has_more or topic.created_ms != known.created_ms:
-            return topic
-        if topic.layout.with_lost(known.layout) is topic.layout:
-            return topic
-        try:
-            return await self._restore(known)
-        except NotPermitted as error:
-            log.warning("topic %s has lost a part of its layout, and this user may not write it: %s", known.name, error)
-            return topic
-
-    def doubt(self) -> None:
-        """A connection was lost, so the server may be another one: look at topics with more than one block before
-        anything more is published there."""
-        for name, (_, topic) in self._known.items():
-            if topic.layout.has_more:
-                self._known[name] = (-math.inf, topic)
 
     async def find_all(self, names: Collection[str]) -> list[Topic]:
         """Those of these topics that exist, asked for together. One that cannot be read is left out, and named in the
@@ -607,6 +586,29 @@ async def lookup_topic(topics: Topics, name: str) -> Topic:
     finally:
         queue.remove(own)
         topics._call_next(queue, name)
+
+
+async def recall_topic(topics: Topics, known: Topic) -> Topic | None:
+    """The topic as it is now. A layout that this process knows and the server has lost (a failover) is written again.
+    None: the topic does not exist."""
+    topic = await topics.find(known.name)
+    if topic is None or not known.layout.has_more or topic.created_ms != known.created_ms:
+        return topic
+    if topic.layout.with_lost(known.layout) is topic.layout:
+        return topic
+    try:
+        return await topics._restore(known)
+    except NotPermitted as error:
+        log.warning("topic %s has lost a part of its layout, and this user may not write it: %s", known.name, error)
+        return topic
+
+
+def doubt_layouts(topics: Topics) -> None:
+    """A connection was lost, so the server may be another one: topics with more than one block are read again before
+    anything more is published there."""
+    for name, (_, topic) in topics._known.items():
+        if topic.layout.has_more:
+            topics._known[name] = (-math.inf, topic)
 
 
 async def newer_topic(topics: Topics, known: Topic, group: str, found: Topic | None = None) -> Topic | None:
