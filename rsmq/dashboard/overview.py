@@ -224,6 +224,8 @@ def tiles(visit: Visit, board: Board) -> Html:
         label = f"{name} a second" if name in FLOW else name
         made.append(visit.live.part(f"total-{name.replace(' ', '-')}", tag("span", label), tag("b", text),
                                       class_="tile", data_total=name))  # fmt: skip
+    oldest = max((each.oldest for each in board.groups if each.oldest is not None), default=None)
+    made.insert(1, visit.live.part("total-oldest", tag("span", "oldest"), tag("b", age(oldest)), class_="tile"))
     return tag("div", made, class_="tiles")
 
 

@@ -142,6 +142,8 @@ async def test_group_shows_bands_tenants_rates_and_what_runs(shop: Shop, web: ht
     running, pending = (page.partition(f'id="{name}"')[2].partition("<h2>")[0] for name in ("running", "pending"))
     assert (running.count("<tr id="), pending.count("<tr id=")) == (2, 6)
     assert re.search(r'href="/message/sms/\d%2F\d+-\d+">\d/\d+-\d+</a>', running)
+    overview = words(await shown(web, "/"))
+    assert re.search(r"backlog 7 oldest [\d.]+ (m?s|min) in a second", overview), overview[:300]
     process = await shown(web, re.search(r'href="(/process/[^"]+)"', page)[1])  # type: ignore[index]
     assert "Runs of sender of sms" in process
     assert "tenants in turn" in page
