@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from rsmq import ConfigError
 from rsmq.codecs import Encrypt, Keyring, Zstd
+from rsmq.codecs.encrypt import parts
 from rsmq.errors import CannotDecode, Malformed, TooLarge
 from rsmq.model.encoding import NO_CODECS, Binding, Encoding
 
@@ -71,15 +73,66 @@ def test_what_is_encoded_comes_back(data: bytes, message_id: str, key: str | Non
         assert encoding.undo(stored, binding(message_id, key, kind, enc)) == data
 
 
-def test_no_two_different_messages_share_a_nonce() -> None:
-    """If anything differs, the nonce does: of one subkey and nonce, two ciphertexts would give a third one."""
+def shared_nonces() -> int:
+    """How many pairs of different messages have one nonce."""
     messages = [
         ("m", "a", "t", b"x"), ("m", "b", "t", b"x"), ("m", None, "t", b"x"), ("m", "", "t", b"x"),
         ("m", "a", "u", b"x"), ("m", "a", "t", b"y"), ("n", "a", "t", b"x"), ("ma", "", "t", b"x"),
     ]  # fmt: skip
     sealed = [SEALING.encode(data, message_id, key, kind)[0] for message_id, key, kind, data in messages]
     other = Encoding([Encrypt(Keyring({"k8": VECTOR_KEY}))]).encode(b"x", "m", "a", "t")[0]
-    assert all(one[:12] != two[:12] for one, two in combinations([*sealed, other], 2))
+    return sum(one[:12] == two[:12] for one, two in combinations([*sealed, other], 2))
+
+
+def moves() -> list[str]:
+    """What of a message may differ from what it was sealed with, and it decrypts all the same."""
+    stored, enc = SEALING.encode(b"hello", "m", "a", "t")
+    own = binding("m", "a", "t", enc)
+    others = {
+        "id": binding("n", "a", "t", enc), "key": binding("m", "b", "t", enc),
+        "no key": binding("m", None, "t", enc), "type": binding("m", "a", "u", enc),
+    }  # fmt: skip
+    assert Encrypt(KEYRING).undo(stored, "k7", own, 100) == b"hello"
+    found = list[str]()
+    for name, other in others.items():
+        with suppress(Malformed):
+            Encrypt(KEYRING).undo(stored, "k7", other, 100)
+            found.append(name)
+    return found
+
+
+def test_no_two_different_messages_share_a_nonce() -> None:
+    """If anything differs, the nonce does: of one subkey and nonce, two ciphertexts would give a third one."""
+    assert shared_nonces() == 0
+
+
+def test_a_sealed_payload_moves_to_no_other_message() -> None:
+    """Nor to another ordering key or content type of its own."""
+    assert moves() == []
+
+
+LEFT_OUT: list[tuple[Any, bool, list[str]]] = [
+    (lambda *values: parts(*without(values, 1)), True, ["key", "no key"]),
+    (lambda *values: parts(*without(values, 2)), True, ["type"]),
+    (lambda *values: parts(*[b"" if each is None else each for each in values]), True, []),
+    (lambda *values: b"".join(each or b"" for each in values), True, []),
+]
+
+
+def without(values: tuple[bytes | None, ...], position: int) -> list[bytes | None]:
+    """What is bound to a message, but for one part of it."""
+    return [b"" if len(values) == 4 and at == position else each for at, each in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("instead", "shares", "found"), LEFT_OUT, ids=["ordering key", "content type", "no key", "lengths"]
+)
+def test_a_rule_of_the_cipher_that_is_left_out_is_found(
+    monkeypatch: pytest.MonkeyPatch, instead: Any, shares: bool, found: list[str]
+) -> None:
+    """A part that is not bound, or parts without their lengths, share a nonce, or let a payload move."""
+    monkeypatch.setattr("rsmq.codecs.encrypt.parts", instead)
+    assert (shared_nonces() > 0, moves()) == (shares, found)
 
 
 @given(st.data())

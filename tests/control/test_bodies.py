@@ -371,3 +371,54 @@ async def test_a_sweep_that_reads_otherwise_hides_one(
     monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
     async with broker:
         assert await losses(broker, kind, histories) != []
+
+
+# -- each rule of a sweep, left out ------------------------------------------------------------------------------------
+
+
+class WithoutGrace(Bodies):
+    """A mutant: what nothing names goes at once, not an hour later."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "grace": NEVER})
+
+
+class WithoutAge(Bodies):
+    """A mutant: a body that was just put may go."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "keep": NEVER})
+
+
+class Forgetful(Bodies):
+    """A mutant: what is named again keeps the note of the first sweep that found no entry."""
+
+    async def _forget(self, key: str, names: Sequence[str | bytes]) -> None: ...
+
+
+LEFT_OUT: list[tuple[str, Any, Callable[..., Awaitable[None]]]] = [
+    ("Bodies", WithoutGrace, test_a_body_goes_an_hour_after_its_last_entry_and_not_before_its_time),
+    ("Bodies", WithoutAge, test_a_body_goes_an_hour_after_its_last_entry_and_not_before_its_time),
+    ("Bodies", Forgetful, test_what_is_named_again_begins_anew),
+    ("token_hex", lambda size: "0" * 2 * size, test_what_is_published_again_while_a_sweep_deletes_has_a_body),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead", "test"), LEFT_OUT, ids=["an hour", "keep", "begins anew", "a name for each put"]
+)
+async def test_a_rule_of_a_sweep_that_is_left_out_is_found(
+    broker: Broker,
+    store: MemoryStore,
+    name: str,
+    instead: Any,
+    test: Callable[..., Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The test that stands for the rule fails without it."""
+    if name == "token_hex":
+        monkeypatch.setattr("rsmq.model.body.secrets.token_hex", instead)
+    else:
+        monkeypatch.setattr(bodies_of, "__defaults__", (instead,))
+    with pytest.raises((AssertionError, ValueError)):
+        await test(broker, store)
