@@ -11,11 +11,15 @@ from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
 from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import AnyTopic, GroupName, Json, TopicName, Url, Yes, noun, parse_start
 from rsmq.cli.tables import print_rows, print_table
+from rsmq.control import Batches
 from rsmq.inspector import text
 from rsmq.inspector.state import GroupPartition, GroupState, Snapshot
 from rsmq.inspector.trend import GroupTrend, compare
 from rsmq.model.words import count, duration, number, printable
 from rsmq.redis.streams import delete_group, reset_group, set_paused
+
+MOST_NAMED: Final = 5
+"""Batches that a question names."""
 
 app = noun("Groups: list, show, reset, pause, resume, delete.")
 
@@ -90,9 +94,16 @@ def reset(
 ) -> None:
     """Let a group handle its topic again from a start. Messages that are pending or wait for a retry are dropped."""
     start = parse_start(to)
-    before = ask(url, lambda connection: connection.group(topic, group))
+
+    async def read(connection: CommandConnection) -> tuple[GroupState, list[str]]:
+        batches = Batches(connection.client, connection.keys, connection.topics)
+        return await connection.group(topic, group), await batches.open_in(topic, group)
+
+    before, batches = ask(url, read)
     dropped = f"{before.pending} pending messages and {before.waiting_for_retry} that wait for a retry"
-    confirm(f"Reset {topic}/{group} to {to}, dropping {dropped}?", is_agreed=yes)
+    names = ", ".join(map(repr, batches[:MOST_NAMED]))
+    missing = f" Open batches have members there, and what it skips is missing in them: {names}." if batches else ""
+    confirm(f"Reset {topic}/{group} to {to}, dropping {dropped}?{missing}", is_agreed=yes)
 
     async def act(connection: CommandConnection) -> GroupState:
         await reset_group(connection.client, connection.keys, await connection.topic(topic), group, start)

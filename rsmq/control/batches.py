@@ -96,6 +96,13 @@ class Batches:
         ]
         return sorted(await self._read(found[:most]), key=lambda each: each.started), len(found)
 
+    async def open_in(self, topic: str, group: str) -> list[str]:
+        """The names of batches that have not called yet, with members of a topic that this group handles."""
+        found = await self.every()
+        return [
+            each.name for each in found if each.state not in CALLED and each.group == group and topic in each.topics
+        ]
+
     async def cancel(self, name: str) -> BatchStatus | None:
         """Cancel all members that have not started, also those that are delayed, and close the batch. None: there is
         none. What runs goes on; if it fails, it is not tried again. Members that have ended stay as they are."""

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from rsmq import Settings, SyncBroker
 from rsmq.cli import make_app
 from rsmq.model.keys import Keys
+from rsmq.model.progress import write_progress
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server, wait_until
 
@@ -548,6 +550,38 @@ def test_completion_offers_topics_and_groups_of_the_server(cli: Cli, app: Path, 
     assert complete("rsmq", "group", "pause", "orders", "b") == ["billing"]
     assert complete("rsmq", "group", "pause", "others", "b") == []
     assert complete("rsmq", "topic", "show", "o", RSMQ_URL="redis://127.0.0.1:1/0") == []
+
+
+def test_batches_are_listed_shown_and_cancelled_and_a_reset_names_them(cli: Cli, group: None) -> None:
+    """With a bar, what members have said of their progress, and what there is instead of a batch that is not there."""
+    assert cli.ok("batch", "list").startswith("there are no batches")
+    broker = SyncBroker(
+        Settings(url=cli.environment["RSMQ_URL"], prefix=cli.environment["RSMQ_PREFIX"], preflight="warn")
+    )
+    with broker, broker.batch("campaign", group="billing") as batch:
+        refs = [batch.publish("orders", {"n": n}, key=str(n)) for n in range(4)]
+        broker.client.execute_command(
+            "HSET", broker.keys.progress("orders", refs[0].partition_number, "billing"), "1-0",
+            write_progress(0.4, "page 3", 1_700_000_000_000, batch_id(cli)),
+        )  # fmt: skip
+    assert "campaign  closed  [....................] 0 %" in re.sub(" {2,}", "  ", cli.ok("batch", "list"))
+    shown = cli.ok("batch", "show", "campaign")
+    assert "4 members: 0 done" in shown
+    assert "40% done, page 3" in shown
+    (progress,) = cli.json("batch", "show", "campaign")["progress"]
+    assert (progress["done"], progress["text"]) == (0.4, "page 3")
+    missing = cli("batch", "show", "campain")
+    assert (missing.returncode, "did you mean campaign?" in missing.stderr) == (1, True)
+    refused = cli("group", "reset", "orders", "billing", "--to", "latest")
+    assert "Open batches have members there, and what it skips is missing in them: 'campaign'" in refused.stderr
+    assert cli("batch", "cancel", "campaign").returncode == 2
+    assert "campaign: cancelled" in cli.ok("batch", "cancel", "campaign", "--yes")
+
+
+def batch_id(cli: Cli) -> str:
+    """The id of the only batch."""
+    (found,) = cli.json("batch", "list")
+    return str(found["id"])
 
 
 def test_version_is_printed(cli: Cli) -> None:

@@ -102,3 +102,16 @@ async def test_topic_without_ids_and_members_with_different_leases_are_named(
         assert "the members of group billing of orders have different leases, from 5 s" in texts
         for broker in (one, two):
             broker.stop(NOW)
+
+
+async def test_callbacks_of_open_batches_are_found(settings: Settings) -> None:
+    """As long as they have not come; another client's records are no batches."""
+    broker = Broker(settings)
+    async with broker:
+        about: tuple[Client, Keys, Settings] = (broker.client, broker.keys, broker.settings)
+        async with broker.batch("campaign", group="sender", on_complete="reports", on_success="successes"):
+            assert sorted(each.topic for each in (await gather(*about, NOW)).callbacks) == ["reports", "successes"]
+            await broker.client.execute_command("HSET", broker.keys.batch_names(0), "spoiled", b"\xff")
+            assert len((await gather(*about, NOW)).callbacks) == 2
+        found = await gather(*about, NOW)
+        assert found.callbacks == []

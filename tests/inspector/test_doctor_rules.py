@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rsmq.inspector.doctor import QueueFacts, judge
-from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, WaitingOutputs
+from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, OpenCallback, WaitingOutputs
 from rsmq.inspector.doctor.mqtt import MqttFacts
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.held_name import HeldName
@@ -323,3 +323,15 @@ def test_a_member_that_does_not_read_open_bands_is_named() -> None:
     older = replace(GROUP, members=(MEMBER, replace(MEMBER, id="w2", layout=None)))
     (text,) = (each.text for each in judge(facts(older, limits=limits)) if "no bands" in each.text)
     assert "1 member of an older version that knows no bands (w2)" in text
+
+
+def test_a_callback_topic_without_a_group_is_named() -> None:
+    """Its callback would be kept, and no handler called."""
+
+    def texts(topic: str) -> list[str]:
+        about = facts(callbacks=[OpenCallback("campaign", topic)])
+        return [each.text for each in judge(about) if each.topic == "batch"]
+
+    (missing,) = texts("reports")
+    assert "such as 'campaign', will call topic reports, which has no group" in missing
+    assert texts(GROUP.topic) == []

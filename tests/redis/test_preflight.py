@@ -150,6 +150,16 @@ async def test_missing_rights_are_named(kind: Kind) -> None:
             assert command in finding.text
 
 
+async def test_rights_that_only_batches_need_are_a_warning() -> None:
+    """It says what does not work without them, and everything else starts."""
+    with Server() as server:
+        allow(server, "-bitfield", "-hrandfield")
+        finding = (await examine(server.url.replace("unix://", "unix://worker:secret@")))["rights"]
+        assert finding.level == "warn"
+        assert "BITFIELD" in finding.text
+        assert "members of batches are not counted" in finding.text
+
+
 async def test_without_scripts_nothing_works() -> None:
     """A user without the right to run scripts gets a finding."""
     with Server() as server:

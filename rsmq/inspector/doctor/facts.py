@@ -16,7 +16,9 @@ from rsmq.inspector.observer import Observer
 from rsmq.inspector.schedules import ScheduleState
 from rsmq.inspector.state import TopicState
 from rsmq.inspector.trend import Board, compare
+from rsmq.model.batch_member import HOME, SHARDS
 from rsmq.model.keys import Keys
+from rsmq.model.record import text
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
@@ -25,6 +27,7 @@ from rsmq.redis.topics import Topic
 
 SAMPLE: Final = 50
 """Newest messages of a partition that are searched for a hot key."""
+MOST_BATCHES: Final = 1000
 NEWEST: Final = 3
 """Newest messages of a topic that are searched for an id."""
 
@@ -88,6 +91,15 @@ class QueueFacts:
     unreadable: Sequence[str] = ()
     """What is wrong with records of topics that cannot be read."""
     schedules: Sequence[ScheduleState] = ()
+    callbacks: Sequence[OpenCallback] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCallback:
+    """Where a batch that has not called yet will call."""
+
+    batch: str
+    topic: str
 
 
 async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta) -> QueueFacts:
@@ -111,7 +123,22 @@ async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta
         mqtt=await mqtt_facts(client, keys),
         unreadable=observer.unreadable,
         schedules=await observer.schedules(after),
+        callbacks=await open_callbacks(client, keys),
     )
+
+
+async def open_callbacks(client: Client, keys: Keys) -> list[OpenCallback]:
+    """The callbacks of batches that have not called yet, of the first thousand."""
+    names = await ask_all(client, [("HGETALL", keys.batch_names(shard)) for shard in range(SHARDS)])
+    homes = [home for flat in names for home in as_dict(flat or ()).values() if HOME.fullmatch(text(home))]
+    states = await ask_all(client, [("HGETALL", keys.batch_state(text(home))) for home in homes[:MOST_BATCHES]])
+    found = list[OpenCallback]()
+    for state in map(as_dict, (each for each in states if each)):
+        for which, called in (("on_complete", "ended_ms"), ("on_success", "succeeded_ms")):
+            topic = text(state.get(which, b"")).rpartition(":{")[2].rpartition(".")[0]
+            if topic and called not in state:
+                found.append(OpenCallback(text(state.get("name", b"")), topic))
+    return found
 
 
 async def consumers(client: Client, keys: Keys, partitions: Sequence[tuple[str, str, int]]) -> list[ConsumerState]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final
@@ -361,6 +362,18 @@ def check_fallbacks(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_callbacks(facts: QueueFacts) -> Iterator[str]:
+    """Every topic that a batch will call has a group that handles its callback."""
+    served = {group.topic for group in facts.board.groups}
+    waiting = Counter(each.topic for each in facts.callbacks if each.topic not in served)
+    names = {each.topic: each.batch for each in facts.callbacks}
+    for topic, number in sorted(waiting.items()):
+        yield (
+            f"{count(number, 'batch', 'batches')}, such as {names[topic]!r}, will call topic {topic}, which has no "
+            f"group: the callback is kept for the first one; start a worker with a handler for {topic}"
+        )
+
+
 def check_gateways(facts: QueueFacts) -> Iterator[str]:
     """MQTT gateways and their clients, where there are some."""
     if facts.mqtt is not None:
@@ -438,6 +451,7 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
     check_dead_letters: "dead letters", check_outputs: "outputs", check_circles: "outputs", check_fallbacks: "fallback",
+    check_callbacks: "batch",
     check_gateways: "mqtt", check_bands: "bands", check_schedules: "schedule",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
