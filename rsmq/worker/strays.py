@@ -133,7 +133,8 @@ class StrayMover:
         """Put an entry where it belongs, unless that was done. False: there is no room."""
         target = target_of(topic, fields, entry_id)
         mark: list[Value] = [f"stray|{partition}", sortable(entry_id), len(fields)]
-        keys = (self._keys.stream(topic.name, target), self._keys.jobs(topic.name, target))
+        numbers = (target, *topic.layout.ancestors_of(target))
+        keys = (self._keys.stream(topic.name, target), *[self._keys.jobs(topic.name, each) for each in numbers])
         word, *_ = await PUBLISH_MARKED(self._client, keys, (topic.max_length, topic.on_full, *mark, *fields))
         return bool(word == OK)
 

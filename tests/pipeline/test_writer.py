@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 import rsmq.pipeline.format.topic_sink
 from rsmq.errors import ConfigError, TooLarge, TopicFull
+from rsmq.model.layout import RESIZED, single
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.partition import partition_for
 from rsmq.pipeline.format.options import write_options
@@ -23,6 +24,7 @@ from rsmq.pipeline.format.topic_sink import TaskResult
 from rsmq.pipeline.format.writer import BatchWriter, check_results, write_rows
 from rsmq.pipeline.source import RsmqSource
 from rsmq.pipeline.spark.errors import spark_errors
+from rsmq.redis.streams import SEALED
 from tests.pipeline.conftest import Store
 
 Rows = dict[str, list[Any]]
@@ -147,6 +149,25 @@ def test_marker_finds_its_mark_again(write: Write, store: Store, topic: str) -> 
     options = {"topic": topic, "idempotence": "marker", "jobId": "j"}
     assert [write(rows, **options).stored, write(*cut, **options).skipped] == [20, 20]
     assert sorted(values(store, topic, 4), key=int) == [str(number) for number in range(20)]
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_marker_counts_over_a_resize_of_the_target(write: Write, store: Store, topic: str, *, with_keys: bool) -> None:
+    """What the job has stored before is not stored again in the partitions that follow, whatever a row goes by."""
+    store.make(topic, 2)
+    keys = {"key": [f"k{number % 7}" for number in range(20)]} if with_keys else {}
+    first = {name: column[:12] for name, column in numbered(range(20), partition=[1] * 20, **keys).items()}
+    options = {"topic": topic, "idempotence": "marker", "jobId": "j"}
+    assert write(first, **options).stored == 12
+    layout = single(2).with_partitions(6).sealed()
+    store.client.hset(store.keys.topic(topic), mapping={"partitions": RESIZED, "layout": layout.stored})
+    for number in range(2):
+        stream = store.keys.stream(topic, number)
+        store.client.xgroup_create(stream, "g", mkstream=True)
+        store.client.execute_command("XSETID", stream, SEALED)
+    again = write(numbered(range(20), partition=[1] * 20, **keys), **options)
+    assert (again.stored, again.skipped) == (8, 12)
+    assert sorted(values(store, topic, 8), key=int) == [str(number) for number in range(20)]
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,11 @@ class TopicSink:
         origins: list[int | None] = (
             batch.column("partition").to_pylist() if "partition" in batch.schema.names else [None] * count
         )
-        rows = zip(keys or [None] * count, ids or [None] * count, origins, self._turns(batch), strict=True)
+        turns = self._turns(batch)
+        if topic.layout.is_resized:
+            turns = list(turns)
+            origins = [follow(topic, *row) for row in zip(origins, ids or [None] * count, turns, strict=True)]
+        rows = zip(keys or [None] * count, ids or [None] * count, origins, turns, strict=True)
         bands = None if self._options.band is not None else bytes_column(batch, "band")
         if bands is not None:
             blocks = {each: self._block(topic, None if each is None else each.decode()) for each in {*bands}}
@@ -345,8 +349,9 @@ class MarkerSink(TopicSink):
         return map(sum, zip(ms, seq, strict=True))
 
     def _extra_arguments(self, batch: PartitionBatch) -> tuple[list[str], list[Value]]:
-        jobs = self._connection.keys.jobs(batch.topic.name, batch.partition)
-        return [jobs], [f"{self._options.job_id}|{batch.source}"]
+        name, numbers = batch.topic.name, (batch.partition, *batch.topic.layout.ancestors_of(batch.partition))
+        jobs = [self._connection.keys.jobs(name, number) for number in numbers]
+        return jobs, [f"{self._options.job_id}|{batch.source}"]
 
     def _count(self, batch: PartitionBatch, reply: Any) -> None:
         self.result.marks.add((batch.topic.name, batch.partition, batch.source))
@@ -369,6 +374,14 @@ class DedupeSink(TopicSink):
 SINKS: Final[dict[str, type[TopicSink]]] = {
     "none": AppendSink, "id": RestoreSink, "marker": MarkerSink, "dedupe": DedupeSink,
 }  # fmt: skip
+
+
+def follow(topic: Topic, origin: int | None, message_id: bytes | None, turn: int) -> int | None:
+    """The source partition of a row, or the one that follows it in a resize of the target: so a repeated row goes where
+    the mark of its first one is found."""
+    if origin is None or not topic.layout.is_sealed(origin):
+        return origin
+    return topic.layout.partition_after(origin, str(turn) if message_id is None else message_id)
 
 
 def choose_partition(key: bytes | None, message_id: bytes | None, origin: int | None, turn: int, block: Block) -> int:
