@@ -115,12 +115,17 @@ class Batches:
         topics = await self._topics_of(found.id)
         keep_ms = whole(await self._client.execute_command("HGET", state, "keep_ms")) or 0
         until_ms = int(found.expires.timestamp() * 1000) + keep_ms
-        marks = [
-            ("HSET", self._keys.cancels(topic.name, number, found.group), batch_mark(found.id), until_ms)
-            for topic in await self._topics.find_all(topics)
-            for number in topic.numbers
-        ]
-        await ask_all(self._client, marks)
+        marked = set[str]()
+        while True:  # partitions may be added meanwhile, to which delayed members go
+            places = {
+                self._keys.cancels(topic.name, number, found.group)
+                for topic in await self._topics.find_all(topics)
+                for number in topic.numbers
+            } - marked
+            if not places:
+                break
+            await ask_all(self._client, [("HSET", place, batch_mark(found.id), until_ms) for place in sorted(places)])
+            marked |= places
         for topic_name in topics:
             await announce(self._client, self._keys, topic_name, found.group)
         return await self.find(name)

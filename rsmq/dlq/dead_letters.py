@@ -180,7 +180,7 @@ class DeadLetters:
         partition, stream_id = split_id(letter)
         dlq = self._keys.dlq(topic.name, partition, group)
         if topic.layout.is_sealed(partition):  # on one server, so the script reaches the partition that follows
-            partition = await self._following(topic, dlq, stream_id)
+            partition = await self._following(topic, partition, dlq, stream_id)
         keys = [self._keys.stream(topic.name, partition), dlq]
         args = (stream_id, group, topic.max_length, topic.on_full)
         reply = await REPLAY_DEAD_LETTER(self._client, keys, args)
@@ -203,13 +203,13 @@ class DeadLetters:
             return 1
         return int(reply[0] == OK)
 
-    async def _following(self, topic: Limited, dlq: str, stream_id: str) -> int:
+    async def _following(self, topic: Limited, partition: int, dlq: str, stream_id: str) -> int:
         """The partition that a dead letter of a sealed one goes to. One that is gone goes to none."""
         found = await self._client.execute_command("XRANGE", dlq, stream_id, stream_id)
         fields = found[0][1] if found else []
         packed = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"dlq.packed")
         fields = fields if packed is None else unpack_fields(packed)
-        return topic.layout.current.partition_for(route_of(fields, stream_id))
+        return topic.layout.partition_after(partition, route_of(fields, stream_id))
 
     def __repr__(self) -> str:
         return f"<DeadLetters under {self._keys.prefix}>"

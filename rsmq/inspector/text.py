@@ -149,13 +149,17 @@ def limits_of(topic: Topic) -> dict[str, str]:
 def blocks_of(topic: Topic) -> str:
     """The partitions of a topic that was resized, or is to be; empty for others."""
     layout = topic.layout
-    if layout.has_bands or not layout.has_more:
+    if all(block.parent is None for block in layout.blocks):
         return ""
     states = {
-        "added": "added, messages go there when all members know them", "closed": "never used",
+        "added": "added, messages go there when all members know them", "closed": "closed",
         "open": "messages go there", "sealed": "sealed, their messages come first",
     }  # fmt: skip
-    return "; ".join(f"{each.first}-{each.first + each.count - 1} {states[each.state]}" for each in layout.blocks)
+    names = [f"{each.band} " if layout.has_bands else "" for each in layout.blocks]
+    return "; ".join(
+        f"{name}{each.first}-{each.first + each.count - 1} {states[each.state]}"
+        for name, each in zip(names, layout.blocks, strict=True)
+    )
 
 
 def bands_of(topic: Topic) -> str:

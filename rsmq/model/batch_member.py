@@ -90,6 +90,11 @@ def batch_mark(home: str) -> str:
     return f"batch|{home}"
 
 
+def is_batch_mark(field: bytes) -> bool:
+    """Whether a field of that hash marks a batch."""
+    return field.startswith(b"batch|")
+
+
 class Numbers:
     """Hands out members of one batch. No two processes give the same: each has blocks of its own."""
 

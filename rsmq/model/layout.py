@@ -132,12 +132,15 @@ class Layout(Counted):
         return (*self.bands, *[block.band for block in self.blocks if block.band not in self.bands])
 
     def block_of(self, band: str) -> Block | None:
-        """The block of a band, in any state: the one that messages go to, else the one that they will go to."""
+        """The block of a band, in any state: the one that messages go to, else the one that they will go to, else the
+        one that they went to last."""
         blocks = [block for block in self.blocks if block.band == band]
         for state in ("open", "added"):
             if found := [block for block in blocks if block.state == state]:
                 return found[0]
-        return blocks[0] if blocks else None
+        closed = [block for block in blocks if block.state == "closed"]
+        last = [block for block in closed if block.parent is not None and self._blocks[block.parent].state == "sealed"]
+        return last[-1] if last else next(iter(closed or blocks), None)
 
     @property
     def current(self) -> Block:
@@ -182,6 +185,23 @@ class Layout(Counted):
         """The partitions that follow this one."""
         return [each for each in self.numbers if number in self.ancestors_of(each)]
 
+    def partition_after(self, number: int, route: str | bytes) -> int:
+        """Where a message goes that was in a sealed partition, or was meant for it: to one that follows it, in the same
+        band. `route`: its key, or its id if it has none."""
+        block = self._block_with(number) or self.current
+        while block.state == "sealed":
+            block = [each for each in self.blocks if each.parent == block.first][-1]
+        found = block.partition_for(route)
+        if found == number or number in self.ancestors_of(found):
+            return found
+        family = [each for each in block.numbers if number in self.ancestors_of(each)]  # another client chose it
+        return family[partition_for(route, len(family))] if family else found
+
+    @property
+    def sealed_numbers(self) -> frozenset[int]:
+        """The partitions that the server refuses messages for."""
+        return frozenset(numbers_of(block for block in self.blocks if block.state == "sealed"))
+
     def is_sealed(self, number: int) -> bool:
         """Whether the server refuses what is published to a partition."""
         block = self._block_with(number)
@@ -206,16 +226,19 @@ class Layout(Counted):
         checked = checked_bands(bands)
         if checked == self.bands:
             return self
-        if any(block.parent is not None for block in self.blocks):
-            raise ConfigError("a topic that was resized can have no bands: use a topic of its own for what is urgent")
-        blocks = [replace(block, state="closed" if block.band not in checked else block.state) for block in self.blocks]
+        if self.following is not None:
+            raise ConfigError("the topic is being resized: change its bands when that has ended")
+        blocks = [
+            replace(block, state="closed") if block.band not in checked and block.state != "sealed" else block
+            for block in self.blocks
+        ]
         for at, block in enumerate(blocks):
             if block.state == "closed" and block.band in checked and block == self.block_of(block.band):
                 blocks[at] = replace(block, state="added")
         known = {block.band for block in blocks}
         for band in checked:
             if band not in known:
-                count, first = self.normal.count, max(block.first + block.count for block in blocks)
+                count, first = self.current.count, max(block.first + block.count for block in blocks)
                 while not set(range(first, first + count)).isdisjoint(used):
                     blocks.append(Block(first, count, f"{UNKNOWN}{first}", "closed"))
                     first += count
@@ -291,46 +314,63 @@ class Layout(Counted):
         return Layout(tuple(blocks), bands, max(self.version, known.version) + 1)
 
     def with_partitions(self, count: int) -> Layout:
-        """The layout with a block of `count` partitions that is to follow the one that messages go to now.
+        """The layout with a block of `count` partitions for each band, to follow the one that messages go to now.
 
-        Raises ConfigError for a number that is not possible.
+        A band that was closed keeps its partitions. Raises ConfigError for a number that is not possible, and while a
+        band is not open yet.
         """
         now = self.current
-        if self.has_bands:
-            raise ConfigError("a topic with bands cannot be resized: publish to a new topic")
+        if self.waits:
+            raise ConfigError("a band of the topic is not open yet: resize it when all members know the band")
         if count % now.count or count // now.count < 2 or count > MOST_PARTITIONS:
             doubled = [str(now.count * times) for times in (2, 3, 4) if now.count * times <= MOST_PARTITIONS]
             raise ConfigError(
                 f"a topic with {now.count} partitions cannot have {count}: it grows by a whole factor, so that each "
                 f"new partition follows one. " + (f"Use {', '.join(doubled)}" if doubled else "It has the most")
             )
-        first = max(block.first + block.count for block in self.blocks)
-        if first + count > END_OF_NUMBERS:
+        first, blocks = max(block.first + block.count for block in self.blocks), list(self.blocks)
+        if first + count * len(self.bands) > END_OF_NUMBERS:
             raise ConfigError(
                 f"the numbers of its partitions would exceed {END_OF_NUMBERS - 1}: publish to a new topic"
             )
-        return self._changed((*self.blocks, Block(first, count, NORMAL, "added", now.first)))
+        for block in [each for band in self.bands if (each := self.block_of(band)) is not None]:
+            blocks.append(Block(first, count, block.band, "added", block.first))
+            first += count
+        return self._changed(tuple(blocks))
+
+    @property
+    def all_following(self) -> list[Block]:
+        """The blocks, one of each band, that are to follow others as soon as these are sealed."""
+        return [
+            block for block in self.blocks
+            if block.state == "added" and block.parent is not None and self._blocks[block.parent].state != "sealed"
+        ]  # fmt: skip
 
     @property
     def following(self) -> Block | None:
-        """The block that is to follow another one, as soon as that is sealed."""
-        return next((block for block in self.blocks if block.state == "added" and block.parent is not None), None)
+        """The first of these; None: there is no resize that has not ended."""
+        return next(iter(self.all_following), None)
+
+    @property
+    def to_seal(self) -> list[int]:
+        """The partitions that those are to follow."""
+        return [number for block in self.all_following for number in self._blocks[block.parent or 0].numbers]
 
     def sealed(self) -> Layout:
-        """The layout after the seal: messages go to the block that was added."""
-        added = self.following
-        assert added is not None, "no block waits"
+        """The layout after the seal: messages go to the blocks that were added."""
+        added = self.all_following
+        parents = {block.parent for block in added}
         blocks = [
-            replace(block, state="open") if block is added
-            else replace(block, state="sealed") if block.first == added.parent else block
+            replace(block, state="open") if block in added
+            else replace(block, state="sealed") if block.first in parents else block
             for block in self.blocks
         ]  # fmt: skip
         return self._changed(tuple(blocks))
 
     def without_following(self) -> Layout:
-        """The layout after a resize was given up. The numbers of its block belong to nothing else."""
-        added = self.following
-        return self._changed(tuple(replace(each, state="closed") if each is added else each for each in self.blocks))
+        """The layout after a resize was given up. The numbers of its blocks belong to nothing else."""
+        added = self.all_following
+        return self._changed(tuple(replace(each, state="closed") if each in added else each for each in self.blocks))
 
     def _changed(self, blocks: tuple[Block, ...]) -> Layout:
         return Layout(blocks, self.bands, self.version + 1)

@@ -71,7 +71,7 @@ class Output:
         """The same for its topic as it is now: if that was resized, it goes to the partition that follows."""
         if self.own is not None or not target.layout.is_sealed(self.partition):
             return self
-        partition = target.normal.partition_for(route_of(self.fields, self.message_id))
+        partition = target.layout.partition_after(self.partition, route_of(self.fields, self.message_id))
         return replace(self, target=target, partition=partition)
 
     @property

@@ -115,8 +115,10 @@ class SendQueue:
         for each in (batch, *self._queues.pop(batch.stream, ())):
             made = dict[int, Batch]()
 
-            def batch_for(route: bytes | str, of: Batch = each, made: dict[int, Batch] = made) -> Batch:
-                partition = topic.normal.partition_for(route)
+            def batch_for(
+                route: bytes | str, of: Batch = each, of_partition: int = batch.partition, made: dict[int, Batch] = made
+            ) -> Batch:
+                partition = topic.layout.partition_after(of_partition, route)
                 if partition not in made:
                     made[partition] = self.new(type(of), topic, partition, self._keys.stream(topic.name, partition))
                 return made[partition]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
+from rsmq.model.batch_member import is_batch_mark
 from rsmq.model.keys import Keys
 from rsmq.model.layout import RESIZED, Layout, stored_distribution
 from rsmq.model.member import read_info
@@ -68,29 +69,31 @@ async def _first_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]
 
 
 async def seal(client: Client, keys: Keys, topic: LaidOut) -> str:
-    """Seal the block that another one is to follow, and let messages go to that. Returns what this waits for; empty: it
+    """Seal the blocks that others are to follow, and let messages go to these. Returns what this waits for; empty: it
     is done, by this call or by another one. No group may be made meanwhile."""
-    layout, added = topic.layout, topic.layout.following
-    if added is None:
+    layout = topic.layout
+    if layout.following is None:
         return ""
-    sealed = next(block for block in layout.blocks if block.first == added.parent)
     names = [keys.topic(topic.name)]
-    for number in sealed.numbers:
-        names += [part(topic.name, number) for part in (keys.stream, keys.jobs, keys.removed)]
-    names += [keys.stream(topic.name, number) for number in added.numbers]
+    for number in layout.to_seal:
+        names += [keys.stream(topic.name, number), keys.removed(topic.name, number)]
+    names += [keys.stream(topic.name, number) for block in layout.all_following for number in block.numbers]
     wanted = layout.sealed()
-    args = (layout.stored, wanted.stored, wanted.partitions, sealed.count)
+    args = (layout.stored, wanted.stored, wanted.partitions, len(layout.to_seal))
     word, *rest = await RESIZE_TOPIC(client, names, args)
-    if word == b"GROUPS":
-        return f"group {text(rest[0])} was made meanwhile"
-    if word == b"IN_USE" and text(rest[0]) == keys.topic(topic.name):
-        return "nothing: a topic with batches, or with callbacks of some, cannot be resized. Give it up with --abort"
-    if word == b"IN_USE":
-        return (
-            f"{text(rest[0])}, which remembers what a job has stored (a sink of Spark with idempotence=marker, a "
-            f"replay of an archive): when no such job writes to the topic any more, delete this key"
-        )
-    return ""
+    return f"group {text(rest[0])} was made meanwhile" if word == b"GROUPS" else ""
+
+
+async def carry_batch_marks(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> None:
+    """A batch that is cancelled has its mark in each partition. One that is added gets those of the ones it follows:
+    delayed members go there."""
+    for group in groups:
+        for number in topic.layout.to_seal:
+            flat = await client.execute_command("HGETALL", keys.cancels(topic.name, number, group))
+            marks = [(name, until) for name, until in zip(flat[::2], flat[1::2], strict=True) if is_batch_mark(name)]
+            after = [each for each in topic.layout.descendants_of(number) for _ in marks[:1]]
+            names = [keys.cancels(topic.name, each, group) for each in after]
+            await ask_all(client, [("HSET", name, *[part for pair in marks for part in pair]) for name in names])
 
 
 async def unfinished_groups(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:

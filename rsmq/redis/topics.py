@@ -25,6 +25,7 @@ from rsmq.model.settings import Settings
 from rsmq.model.words import count, suggestion
 from rsmq.redis.client.connector import Client, retrying
 from rsmq.redis.layouts import (
+    carry_batch_marks,
     change_layout,
     describe_unaware,
     prepare_groups,
@@ -364,7 +365,8 @@ class Topics:
 
         Messages of a key stay in order: what was published before is handled first. The new partitions are added, and
         used when every live member knows them; then `layout.following` is None. A worker goes on if this process ends.
-        Raises ConfigError where it is not possible: on a cluster, with bands or batches, while another resize waits.
+        Each band gets so many. Raises ConfigError where it is not possible: on a cluster, while another resize or a new
+        band waits.
         """
         if self._client.is_cluster:
             raise ConfigError(
@@ -383,8 +385,6 @@ class Topics:
                 )
             if added is not None:
                 break
-            if name in self._with_batches:
-                raise ConfigError(f"topic {name!r} has, or had, batches or their callbacks, and cannot be resized")
             wanted = topic.layout.with_partitions(partitions)
             if await change_layout(self._client, self._keys, name, topic.layout, wanted):
                 break
@@ -404,7 +404,9 @@ class Topics:
             return unaware
         if unfinished := await unfinished_groups(self._client, self._keys, topic, groups):
             return f"groups that have not handled what was published before the last resize: {', '.join(unfinished)}"
-        await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
+        groups = await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
+        if name in self._with_batches:
+            await carry_batch_marks(self._client, self._keys, topic, groups)
         waits_for = await seal(self._client, self._keys, topic)
         changed = await self.find(name)
         if changed is not None and changed.layout.following is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
 import anyio.abc
 
 from rsmq.consumer.consumer import Consumer
-from rsmq.errors import BrokerError
+from rsmq.errors import BrokerError, ConfigError
 from rsmq.model.batch_member import SHARDS
 from rsmq.model.keys import Keys
 from rsmq.model.record import text, whole
@@ -85,9 +86,15 @@ class BatchEnds:
             return
         state, due = self._keys.batch_state(batch), self._keys.batch_due(int(batch.partition(".")[0]))
         identity = f"{batch}.{which.decode()}"
-        name: Any = await self._client.execute_command("HGET", state, "name")
-        names = (self._keys.stream(topic, int(number)), self._keys.dedup(topic, int(number), identity))
-        fields = ("data", data, "id", identity, "key", name or b"")
+        name: Any = await self._client.execute_command("HGET", state, "name") or b""
+        partition = remembered = int(number)
+        with suppress(ConfigError):
+            known = await self._topics.find(topic)
+            if known is not None and known.layout.is_resized:
+                remembered = known.layout.root_of(partition)
+                partition = known.layout.partition_after(partition, name)
+        names = (self._keys.stream(topic, partition), self._keys.dedup(topic, remembered, identity))
+        fields = ("data", data, "id", identity, "key", name)
         await PUBLISH_ONCE(self._client, names, (0, "reject", int(keep_ms) + SPARE_MS, "", identity, *fields))
         await NOTE_CALLBACK(self._client, (state, due), (batch, which))
 

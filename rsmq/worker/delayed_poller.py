@@ -156,7 +156,7 @@ class DelayedPoller:
         while page := await self._client.execute_command("ZRANGE", delayed, 0, MOST_AT_ONCE - 1):
             targets = dict[int, list[bytes]]()
             for packed in page:
-                targets.setdefault(target_of(topic, packed), []).append(packed)
+                targets.setdefault(target_of(topic, partition, packed), []).append(packed)
             for target, args in targets.items():
                 keys = (delayed, self._keys.delayed(name, target), unique, self._keys.unique(name, target))
                 await MOVE_DELAYED(self._client, keys, args)
@@ -182,10 +182,10 @@ class DelayedPoller:
         return f"<DelayedPoller partitions={len(self._partitions())} failures={self._backoff.failures}>"
 
 
-def target_of(topic: Topic, packed: bytes) -> int:
-    """The partition of a delayed message in its topic as it is now. One that cannot be unpacked goes by what it is."""
+def target_of(topic: Topic, partition: int, packed: bytes) -> int:
+    """Where a delayed message of a sealed partition goes. One that cannot be unpacked goes by what it is."""
     try:
         fields = unpack_fields(packed)
     except Malformed:
         fields = []
-    return topic.open_block().partition_for(route_of(fields, packed))
+    return topic.layout.partition_after(partition, route_of(fields, packed))

@@ -2,9 +2,9 @@
 
 Two worker processes handle what this one publishes: first without bands, then in three. Each key has its messages in
 one band, numbered. A worker writes down what it has handled, before it is settled, and the verdict goes over all of it:
-none is lost, none is handled twice, and those of a key come in their order. With `--resize` the topic is resized twice
-instead, from 4 to 8 and to 24 partitions. With `--kills` a worker is killed (SIGKILL) and replaced so many times: what
-it had may be handled again, and still nothing overtakes.
+none is lost, none is handled twice, and those of a key come in their order. With `--resize` the topic is resized twice,
+from 4 to 8 and to 24 partitions, with its bands; with `--resize --plain` it has none. With `--kills` a worker is killed
+(SIGKILL) and replaced so many times: what it had may be handled again, and still nothing overtakes.
 """
 
 from __future__ import annotations
@@ -156,8 +156,17 @@ class BandsRun:
     """One run. `folder` gets the files of the workers and their log."""
 
     def __init__(
-        self, url: str, folder: Path, messages: int, kills: int, seed: int, sizes: tuple[int, ...] = ()
+        self,
+        url: str,
+        folder: Path,
+        messages: int,
+        kills: int,
+        seed: int,
+        sizes: tuple[int, ...] = (),
+        *,
+        has_bands: bool = True,
     ) -> None:
+        self._has_bands = has_bands
         self._sizes = sizes
         self._url, self._folder = url, folder
         self._messages, self._kills = messages, kills
@@ -180,11 +189,11 @@ class BandsRun:
                 self._start()
                 self._start()
                 await self._publish(self._messages // 6, [1])
-                if not self._sizes:
+                if self._has_bands:
                     await self._broker.topics.set_bands(TOPIC, BANDS)
                     while (await self._broker.topics.existing(TOPIC)).layout.waits:
                         await self._publish(CHUNK, [1])
-                bands, sizes = [1] if self._sizes else [0, 1, 2], list(self._sizes)
+                bands, sizes = [0, 1, 2] if self._has_bands else [1], list(self._sizes)
                 while self.published < self._messages:
                     await self._publish(min(CHUNK, self._messages - self.published), bands)
                     if sizes and self.published >= self._messages * (1 - len(sizes) / (len(self._sizes) + 1)):
@@ -250,14 +259,20 @@ class BandsRun:
 
 
 async def main(
-    messages: int, kills: int, seed: int, keep: Path | None = None, sizes: tuple[int, ...] = ()
+    messages: int,
+    kills: int,
+    seed: int,
+    keep: Path | None = None,
+    sizes: tuple[int, ...] = (),
+    *,
+    has_bands: bool = True,
 ) -> BandsVerdict:
     """One run on a server of its own, with a bar."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
         server = stack.enter_context(ThrowawayServer())
-        run = BandsRun(server.url, folder, messages, kills, seed, sizes)
+        run = BandsRun(server.url, folder, messages, kills, seed, sizes, has_bands=has_bands)
         progress = stack.enter_context(Progress(console=console, transient=True))
         bar = progress.add_task("handled", total=messages)
 
@@ -278,7 +293,8 @@ def command() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.bands_run", description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=0, help="workers that are killed and replaced")
-    parser.add_argument("--resize", action="store_true", help="resize the topic instead of adding bands")
+    parser.add_argument("--resize", action="store_true", help="resize the topic, with its bands")
+    parser.add_argument("--plain", action="store_true", help="with --resize: a topic without bands")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the records and the log of the workers")
     parser.add_argument("--work-for", help=argparse.SUPPRESS)
@@ -287,7 +303,9 @@ def command() -> int:
     if chosen.work_for:
         asyncio.run(work(chosen.work_for, chosen.file))
         return 0
-    verdict = asyncio.run(main(chosen.messages, chosen.kills, chosen.seed, chosen.keep, SIZES if chosen.resize else ()))
+    sizes, has_bands = SIZES if chosen.resize else (), not (chosen.resize and chosen.plain)
+    run = main(chosen.messages, chosen.kills, chosen.seed, chosen.keep, sizes, has_bands=has_bands)
+    verdict = asyncio.run(run)
     for example in verdict.examples[:10]:
         console.print(f"  {example}")
     console.print(str(verdict))

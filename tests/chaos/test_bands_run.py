@@ -19,7 +19,7 @@ def test_a_verdict_counts_what_is_lost_doubled_and_out_of_order() -> None:
     assert (killed.is_good, killed.again) == (True, 2)
 
 
-async def test_a_topic_that_is_resized_while_workers_run_loses_and_reorders_nothing(tmp_path: Path) -> None:
+async def test_a_topic_with_bands_that_is_resized_while_workers_run_loses_and_reorders_nothing(tmp_path: Path) -> None:
     """The small form of `python -m tests.chaos.bands_run --resize`, with a kill."""
     verdict = await main(6000, 1, 1, tmp_path, SIZES)
     assert verdict.is_good, f"{verdict} {verdict.examples[:5]}"

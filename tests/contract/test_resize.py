@@ -268,6 +268,60 @@ async def test_dead_letters_and_outputs_go_over_a_resize(make_broker: Make) -> N
         await until(lambda: "bad" in seen, "it is replayed")
 
 
+async def test_each_band_grows_and_what_it_had_stays_in_it(make_broker: Make) -> None:
+    """Messages, delayed ones and dead letters; a band that is closed and opened again; a new band."""
+    broker, outside = make_broker(partitions=2), make_broker()
+    bands, fails = ("urgent", "normal"), [True]
+    ledger = Ledger()
+
+    @broker.handler("orders", group="g", retry=RetryPolicy(max_attempts=1))
+    async def handle(number: int, message: Message) -> None:
+        if number == 0 and fails[0]:
+            raise Reject("bad")
+        await ledger.handle(number, message)
+        seen[number] = message.band
+
+    seen = dict[int, str]()
+    async with outside, broker, broker.running():
+        await outside.topics.ensure("orders")
+        await outside.topics.set_bands("orders", bands)
+        await until_open(outside, "orders")
+        await outside.publish("orders", 0, key="a", band="urgent")
+        await dies(broker, "orders", "g", 1)
+        later = await outside.publish("orders", 1, key="b", band="urgent", delay="1h")
+        await resized(outside, "orders", 4)
+        layout = (await outside.topics.existing("orders")).layout
+        assert [(each.band, each.count, each.state) for each in layout.blocks] == [
+            ("normal", 2, "sealed"), ("urgent", 2, "sealed"), ("urgent", 4, "open"), ("normal", 4, "open"),
+        ]  # fmt: skip
+        await broker.publish("orders", 2, key="a", band="urgent")  # it does not know the new partitions yet
+        fails[0] = False
+        assert await outside.dead_letters.replay(await outside.topics.existing("orders"), "g") == 1
+        await outside.reschedule(later, delay="0s")
+        await until(lambda: len(seen) == 3, "they are handled")
+        await outside.topics.set_bands("orders", ("normal",))
+        assert (await outside.topics.existing("orders")).layout.sealed_numbers == {0, 1, 2, 3}
+        await outside.topics.set_bands("orders", ("urgent", "normal", "bulk"))
+        await until_open(outside, "orders")
+        for number, band in enumerate(("urgent", "normal", "bulk"), 3):
+            ref = await outside.publish("orders", number, key="a", band=band)
+            block = (await outside.topics.existing("orders")).layout.block_of(band)
+            assert block is not None
+            assert ref.partition_number in block.numbers
+            assert block.count == 4
+        await until(lambda: len(seen) == 6, "all is handled")
+    assert seen == {0: "urgent", 1: "urgent", 2: "urgent", 3: "urgent", 4: "normal", 5: "bulk"}
+
+
+async def until_open(broker: Broker, topic: str) -> None:
+    """Until each band is open."""
+
+    async def is_open() -> bool:
+        return not await broker.topics.open_bands(topic)
+
+    await until(is_open, f"all bands of {topic} are open")
+
+
 async def test_what_keeps_a_topic_from_growing_is_said(make_broker: Make) -> None:
     """A number that is no multiple, bands, two at once; and what it waits for."""
     broker = make_broker(partitions=4)
@@ -288,16 +342,15 @@ async def test_what_keeps_a_topic_from_growing_is_said(make_broker: Make) -> Non
             await broker.topics.resize("orders", 24)
         assert await broker.topics.abort_resize("orders")
         assert not await broker.topics.abort_resize("orders")
-        with pytest.raises(ConfigError, match="can have no bands"):
+        await broker.topics.resize("orders", 16)
+        with pytest.raises(ConfigError, match="is being resized"):
             await broker.topics.set_bands("orders", ("urgent", "normal"))
+        assert await broker.topics.abort_resize("orders")
         assert await ask(broker, "HGET", broker.keys.topic("orders"), "partitions") == b"resized, see layout"
         assert await broker.topics.ensure("orders", 4)
         assert await broker.topics.ensure("orders", 8)
         with pytest.raises(ConfigError, match="topic resize orders"):
             await broker.topics.ensure("orders", 5)
-        await ask(broker, "HSET", broker.keys.topic("orders"), "batches", 1)
-        with pytest.raises(ConfigError, match="batches"):
-            await broker.topics.resize("orders", 16)
 
 
 async def test_ticks_of_a_schedule_go_over_a_resize(make_broker: Make) -> None:

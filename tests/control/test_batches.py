@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -546,3 +547,45 @@ async def test_members_of_a_key_keep_the_order_of_the_calls(broker: Broker) -> N
             refs = await asyncio.gather(*[batch.publish("sms", str(number), key="k") for number in range(100)])
         entries = await ask(broker, "XRANGE", broker.keys.stream("sms", refs[0].partition_number), "-", "+")
     assert [int(fields[1]) for _, fields in entries] == list(range(100))
+
+
+async def test_a_batch_goes_over_a_resize_of_its_topics(broker: Broker) -> None:
+    """Of its members' topic and of those of its callbacks: members of before are counted, a resumed publisher stores
+    none twice, and what was cancelled before does not run."""
+    calls, ran = Callbacks(broker), list[bytes]()
+
+    async def note(message: Message) -> None:
+        ran.append(message.data)
+
+    serve(broker, note)
+    async with broker.running():
+        async with opened(broker, "gone", on_complete=None, on_success=None) as gone:
+            refs = [await gone.publish("sms", f"gone {n}", delay="1h") for n in range(4)]
+        with suppress(ZeroDivisionError):
+            async with opened(broker) as batch:
+                kept = [await batch.publish("sms", f"{n}", message_id=f"id{n}", delay="1h") for n in range(3)]
+                raise ZeroDivisionError
+        await broker.publish("sms", "alone")
+        await broker.cancel_batch("gone")
+        for topic in ("sms", "reports", "successes"):
+            await broker.topics.resize(topic, 4)
+            await until(partial(has_partitions, broker, topic, 4), f"{topic} is resized")
+        async with opened(broker, resume=True) as batch:
+            for number in range(4):
+                again = await batch.publish("sms", f"{number}", message_id=f"id{number}", delay="1h")
+                assert again.is_new is (number == 3)
+        for ref in (*refs, *kept, again):
+            await broker.reschedule(ref, delay="0s")
+        await calls.come("complete", "success")
+        await until(partial(has_cancelled, broker, 4), "the members of the other one are cancelled")
+    assert sorted(ran) == [b"0", b"1", b"2", b"3", b"alone"]
+
+
+async def has_partitions(broker: Broker, topic: str, count: int) -> bool:
+    """Whether messages go to so many partitions."""
+    return (await broker.topics.existing(topic)).partitions == count
+
+
+async def has_cancelled(broker: Broker, count: int) -> bool:
+    """Whether so many members of the batch `gone` are cancelled."""
+    return (await status(broker, "gone")).cancelled == count

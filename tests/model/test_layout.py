@@ -105,6 +105,33 @@ def test_bands_of_a_new_topic_are_open_at_once() -> None:
     assert more.with_more(("bulk",)) is more
 
 
+def test_each_band_grows_by_itself() -> None:
+    """A partition is followed in its band; a closed band has what it had, and is opened again where it was last."""
+    before = made_with(2, ("urgent", "normal", "bulk")).with_bands(("urgent", "normal"))
+    added = before.with_partitions(6)
+    assert added.to_seal == [2, 3, 0, 1]
+    assert [(each.first, each.band, each.parent) for each in added.all_following] == [
+        (6, "urgent", 2), (12, "normal", 0),
+    ]  # fmt: skip
+    assert [each.state for each in added.without_following().blocks[-2:]] == ["closed", "closed"]
+    done = added.sealed()
+    assert (done.following, done.sealed_numbers, done.block_of("bulk")) == (None, {0, 1, 2, 3}, before.block_of("bulk"))
+    for number, after in ((3, range(6, 12)), (1, range(12, 18))):
+        assert {done.partition_after(number, f"k{n}") for n in range(50)} == {*after[1::2]}
+    assert done.partition_after(4, "k") == before.block_of("bulk").partition_for("k")
+    closed = done.with_bands(("normal",))
+    assert (closed.sealed_numbers, closed.following) == (done.sealed_numbers, None)
+    again = closed.with_bands(("urgent", "normal", "new"))
+    assert [(each.first, each.count) for each in again.blocks if each.state == "added"] == [(6, 6), (18, 6)]
+    assert (again.following, again.opened().block_of("urgent").first) == (None, 6)
+    with pytest.raises(ConfigError, match="not open yet"):
+        again.with_partitions(12)
+    with pytest.raises(ConfigError, match="is being resized"):
+        added.with_bands(("normal",))
+    given_up = done.with_partitions(12).without_following().with_bands(("normal",))
+    assert given_up.with_bands(("urgent", "normal")).block_of("urgent").first == 6
+
+
 @pytest.mark.parametrize(
     ("partitions", "layout", "text"),
     [

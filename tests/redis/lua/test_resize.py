@@ -22,7 +22,7 @@ async def resize(client: Client, keys: Keys, layout: Layout = BEFORE, read: str 
     """The call for a topic with two partitions that become four."""
     names = [keys.topic("t")]
     for number in range(2):
-        names += [keys.stream("t", number), keys.jobs("t", number), keys.removed("t", number)]
+        names += [keys.stream("t", number), keys.removed("t", number)]
     names += [keys.stream("t", number) for number in range(2, 6)]
     args = (read or layout.stored, layout.sealed().stored, layout.sealed().partitions, 2)
     return list(await RESIZE_TOPIC(client, names, args))
@@ -52,16 +52,10 @@ async def test_resize_topic_seals_all_in_one_step(client: Client, keys: Keys) ->
 
 
 async def test_resize_topic_changes_nothing_where_something_would_be_lost(client: Client, keys: Keys) -> None:
-    """Another layout, a group that is not in each new partition, the marks of a job."""
+    """Another layout, a group that is not in each new partition."""
     await prepare(client, keys, range(5))
     assert await resize(client, keys, read="other") == [b"CHANGED"]
     assert await resize(client, keys) == [b"GROUPS", b"g"]
-    await client.execute_command("XGROUP", "CREATE", keys.stream("t", 5), "g", "0", "MKSTREAM")
-    await client.execute_command("HSET", keys.topic("t"), "batches", "1")
-    assert await resize(client, keys) == [b"IN_USE", keys.topic("t").encode()]
-    await client.execute_command("HDEL", keys.topic("t"), "batches")
-    await client.execute_command("HSET", keys.jobs("t", 1), "job|0", "1")
-    assert await resize(client, keys) == [b"IN_USE", keys.jobs("t", 1).encode()]
     assert await client.execute_command("XADD", keys.stream("t", 1), "*", "data", "2")
     assert await client.execute_command("HGET", keys.topic("t"), "partitions") == b"2"
 
