@@ -10,6 +10,7 @@ from rsmq.inspector.schedules import ScheduleState
 from rsmq.inspector.state import MemberState
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.held_name import HeldName
+from rsmq.model.layout import Block
 from rsmq.model.schedule_run import ScheduleRun
 from rsmq.model.words import count, duration, number
 from rsmq.model.work import Work
@@ -153,12 +154,12 @@ def blocks_of(topic: Topic) -> str:
         return ""
     states = {
         "added": "added, messages go there when all members know them", "closed": "closed",
+        "opening": "about to be used, the partitions before are being sealed",
         "open": "messages go there", "sealed": "sealed, their messages come first",
     }  # fmt: skip
     names = [f"{each.band} " if layout.has_bands else "" for each in layout.blocks]
     return "; ".join(
-        f"{name}{each.first}-{each.first + each.count - 1} {states[each.state]}"
-        for name, each in zip(names, layout.blocks, strict=True)
+        f"{name}{numbers_of(each)} {states[each.state]}" for name, each in zip(names, layout.blocks, strict=True)
     )
 
 
@@ -167,6 +168,13 @@ def bands_of(topic: Topic) -> str:
     layout = topic.layout
     if not layout.has_bands:
         return ""
-    states = {"added": " (not open yet)", "closed": " (closed)", "open": "", "sealed": ""}
+    states = {"added": " (not open yet)", "opening": "", "closed": " (closed)", "open": "", "sealed": ""}
     blocks = [block for band in layout.order if (block := layout.block_of(band)) is not None]
-    return ", ".join(f"{each.band} {each.first}-{each.first + each.count - 1}{states[each.state]}" for each in blocks)
+    return ", ".join(f"{each.band} {numbers_of(each)}{states[each.state]}" for each in blocks)
+
+
+def numbers_of(block: Block) -> str:
+    """The partitions of a block: the first and the last, or each one that was chosen."""
+    if block.chosen:
+        return ", ".join(map(str, block.chosen))
+    return f"{block.first}-{block.first + block.count - 1}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -18,11 +18,12 @@ from rsmq.model.record import whole
 
 NORMAL: Final = "normal"
 """The band of a message whose publisher names none, and of all messages of a topic without bands."""
-FORMAT: Final = 1
-"""Of the layouts that this version can read. A higher one is refused: what it says about partitions may be anything."""
+FORMAT: Final = 2
+"""Of the layouts that this version can read. A higher one is refused: what it says about partitions may be anything.
+Only a layout with numbers that were chosen by their slot has 2: who knows 1 alone would take others for them."""
 MOST_BANDS: Final = 8
-END_OF_NUMBERS: Final = 10_000
-"""The number of a partition has at most four digits, also in `3/1718000000000-0`."""
+END_OF_NUMBERS: Final = 10_000_000
+"""The number of a partition has at most seven digits, also in `3/1718000000000-0`."""
 WITH_BANDS: Final = ", bands: upgrade this worker"
 """What the distribution of a group ends with where its topic has bands. A worker that knows no bands would read only
 one of them; it does not know this distribution either, refuses to start, and shows it in its error. A group that was
@@ -31,24 +32,37 @@ EVERY_VERSION: Final = 2**53 - 1
 """What a member says that reads the layout anew before each read: no band waits until it has seen it."""
 BAND: Final = re.compile(r"[a-z0-9_-]{1,32}", re.ASCII)
 
+Choose = Callable[[tuple[int, ...], int, int], tuple[int, ...]]
+"""Takes partitions, how many are to follow them, and the least number of these."""
 UNKNOWN: Final = "lost-"
 """What the name of a band begins with whose layout the server has lost, and no member knows; its first number follows.
 Such a block is closed, and read."""
 RESIZED: Final = "resized, see layout"
 """The field `partitions` of a topic after the first resize: a client that computes partitions from it stops."""
 
-BlockState = Literal["added", "open", "closed", "sealed"]
-"""`added`: members read it, publishers wait until all of them do. `closed`: nothing more is published to it. `sealed`:
-the server refuses what is published to it; the partitions that follow take it."""
+BlockState = Literal["added", "opening", "open", "closed", "sealed"]
+"""`added`: members read it, publishers wait until all of them do. `opening`, on a cluster: the partitions that it is to
+follow are being sealed, and it is opened when all of them are. `closed`: nothing more is published to it. `sealed`: the
+server refuses what is published to it; the partitions that follow take it."""
+
+
+class Numbered:
+    """What a block computes once: no field, so it is not part of its JSON."""
+
+    __slots__ = ("numbers",)
+
+    numbers: Sequence[int]
+    """Its partitions. That of a key is the one at the hash of the key mod `count`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Partitions in a row: `count` numbers from `first` on. Each key has one of them.
+class Block(Numbered):
+    """Partitions: `count` numbers from `first` on, or those of `chosen`. Each key has one of them.
 
     A band is a block of its own, with as many partitions as the first block of the topic. A block with a `parent`, the
     first number of another one, takes its place in a resize: its count is a multiple, so each of its partitions follows
-    one partition of the parent, which had all of its keys.
+    one partition of the parent, which had all of its keys. On a cluster its numbers are `chosen` so that each is in the
+    slot of the partition that it follows: then one script reaches both.
     """
 
     first: int
@@ -56,11 +70,10 @@ class Block:
     band: str = NORMAL
     state: BlockState = "open"
     parent: int | None = None
+    chosen: tuple[int, ...] = ()
 
-    @property
-    def numbers(self) -> range:
-        """Its partitions."""
-        return range(self.first, self.first + self.count)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", self.chosen or range(self.first, self.first + self.count))
 
     @property
     def is_unknown(self) -> bool:
@@ -69,7 +82,7 @@ class Block:
 
     def partition_for(self, key: str | bytes) -> int:
         """The partition of a key in this block."""
-        return self.first + partition_for(key, self.count)
+        return self.numbers[partition_for(key, self.count)]
 
 
 class Counted:
@@ -171,7 +184,7 @@ class Layout(Counted):
         found, block = list[int](), self._block_with(number)
         while block is not None and block.parent is not None:
             parent = self._blocks[block.parent]
-            number = parent.first + (number - block.first) % parent.count
+            number = parent.numbers[block.numbers.index(number) % parent.count]
             found.append(number)
             block = parent
         return found
@@ -213,7 +226,21 @@ class Layout(Counted):
     @property
     def waits(self) -> bool:
         """Whether a block is to be opened."""
-        return any(block.state == "added" for block in self.blocks)
+        return any(block.state in ("added", "opening") for block in self.blocks)
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether partitions are being sealed one after the other: a resize that has come so far is not given up."""
+        return any(block.state == "opening" for block in self.blocks)
+
+    def is_used(self, number: int) -> bool:
+        """Whether messages have been published to a partition, as far as this layout knows."""
+        block = self._block_with(number)
+        return block is not None and block.state not in ("added", "opening")
+
+    def is_being_sealed(self, number: int) -> bool:
+        """Whether the server may refuse what is published to a partition though none that follows is open yet."""
+        return self.is_opening and number in self.to_seal
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -238,7 +265,7 @@ class Layout(Counted):
         known = {block.band for block in blocks}
         for band in checked:
             if band not in known:
-                count, first = self.current.count, max(block.first + block.count for block in blocks)
+                count, first = self.current.count, max(numbers_of(blocks)) + 1
                 while not set(range(first, first + count)).isdisjoint(used):
                     blocks.append(Block(first, count, f"{UNKNOWN}{first}", "closed"))
                     first += count
@@ -313,11 +340,12 @@ class Layout(Counted):
         bands = (*self.bands[:at], *missing, *self.bands[at:])
         return Layout(tuple(blocks), bands, max(self.version, known.version) + 1)
 
-    def with_partitions(self, count: int) -> Layout:
+    def with_partitions(self, count: int, choose: Choose | None = None) -> Layout:
         """The layout with a block of `count` partitions for each band, to follow the one that messages go to now.
 
-        A band that was closed keeps its partitions. Raises ConfigError for a number that is not possible, and while a
-        band is not open yet.
+        A band that was closed keeps its partitions. `choose`, on a cluster: the numbers of new partitions, each in the
+        slot of the one that it follows. Raises ConfigError for a number that is not possible, and while a band is not
+        open yet.
         """
         now = self.current
         if self.waits:
@@ -328,22 +356,30 @@ class Layout(Counted):
                 f"a topic with {now.count} partitions cannot have {count}: it grows by a whole factor, so that each "
                 f"new partition follows one. " + (f"Use {', '.join(doubled)}" if doubled else "It has the most")
             )
-        first, blocks = max(block.first + block.count for block in self.blocks), list(self.blocks)
-        if first + count * len(self.bands) > END_OF_NUMBERS:
+        first, blocks = max(self.numbers) + 1, list(self.blocks)
+        for block in [each for band in self.bands if (each := self.block_of(band)) is not None]:
+            chosen = choose(tuple(block.numbers), count, first) if choose else ()
+            added = Block(chosen[0] if chosen else first, count, block.band, "added", block.first, chosen)
+            blocks.append(added)
+            first = max(added.numbers) + 1
+        if first > END_OF_NUMBERS:
             raise ConfigError(
                 f"the numbers of its partitions would exceed {END_OF_NUMBERS - 1}: publish to a new topic"
             )
-        for block in [each for band in self.bands if (each := self.block_of(band)) is not None]:
-            blocks.append(Block(first, count, block.band, "added", block.first))
-            first += count
         return self._changed(tuple(blocks))
+
+    def opening(self) -> Layout:
+        """The layout while the partitions that others follow are sealed one after the other."""
+        added = self.all_following
+        return self._changed(tuple(replace(each, state="opening") if each in added else each for each in self.blocks))
 
     @property
     def all_following(self) -> list[Block]:
         """The blocks, one of each band, that are to follow others as soon as these are sealed."""
         return [
             block for block in self.blocks
-            if block.state == "added" and block.parent is not None and self._blocks[block.parent].state != "sealed"
+            if block.state in ("added", "opening")
+            and block.parent is not None and self._blocks[block.parent].state != "sealed"
         ]  # fmt: skip
 
     @property
@@ -386,9 +422,11 @@ class Layout(Counted):
         """What the field `layout` of a topic's hash has."""
         blocks = [
             {"first": each.first, "count": each.count, "band": each.band, "state": each.state, "parent": each.parent}
+            | ({"numbers": each.chosen} if each.chosen else {})
             for each in self.blocks
         ]
-        return json.dumps({"format": FORMAT, "version": self.version, "bands": self.bands, "blocks": blocks})
+        number = FORMAT if any(each.chosen for each in self.blocks) else 1
+        return json.dumps({"format": number, "version": self.version, "bands": self.bands, "blocks": blocks})
 
 
 def starts_of(blocks: Iterable[Block]) -> set[tuple[int, str]]:
@@ -438,7 +476,7 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
         return single(number)
     try:
         found = json.loads(layout)
-        if found["format"] != FORMAT:
+        if found["format"] not in (1, FORMAT):
             raise ConfigError(
                 f"topic {name!r} has a layout of format {found['format']}, and this version of rsmq knows {FORMAT}: "
                 f"upgrade this process"
@@ -459,13 +497,15 @@ def read_layout(name: str, partitions: bytes, layout: bytes | None) -> Layout:
 
 def read_block(found: Any) -> Block:
     """One block as it is stored. Raises ValueError for what cannot be."""
-    parent = found.get("parent")
+    parent, chosen = found.get("parent"), tuple(map(int, found.get("numbers", ())))
     block = Block(
         int(found["first"]), int(found["count"]), str(found["band"]), found["state"],
-        None if parent is None else int(parent),
+        None if parent is None else int(parent), chosen,
     )  # fmt: skip
-    is_possible = 0 <= block.first < END_OF_NUMBERS and 1 <= block.count <= MOST_PARTITIONS
-    if not is_possible or block.state not in ("added", "open", "closed", "sealed"):
+    is_possible = 1 <= block.count <= MOST_PARTITIONS and all(0 <= each < END_OF_NUMBERS for each in block.numbers)
+    if chosen:
+        is_possible = is_possible and len({*chosen}) == block.count and chosen[0] == block.first
+    if not is_possible or block.state not in ("added", "opening", "open", "closed", "sealed"):
         raise ValueError(f"a block cannot be {found}")
     return block
 

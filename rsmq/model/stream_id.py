@@ -45,7 +45,7 @@ def is_position(text: str) -> bool:
     return STREAM_ID.fullmatch(text) is not None and all(int(each) < 2**64 for each in text.split("-"))
 
 
-LOCATED_ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,20}-\d{1,20})", re.ASCII)
+LOCATED_ID: Final = re.compile(r"(?:(\d{1,7})/)?(\d{1,20}-\d{1,20})", re.ASCII)
 """A stream id, perhaps after its partition: `3/1718000000000-0`, as `rsmq dlq list` prints it."""
 
 

@@ -27,7 +27,6 @@ from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.packing import unpack_fields
-from rsmq.model.partition import partition_for
 from rsmq.model.publish_options import OutputOptions, refuse_unknown
 from rsmq.model.record import text
 from rsmq.model.settings import Settings
@@ -154,7 +153,7 @@ class OpenBatch:
     async def _callback(self, topic: str) -> str:
         """Where a callback goes: `d` and a stream, or on a cluster, where a worker publishes it, `o` and the stream."""
         found = await lookup_topic(self._topics, topic)
-        number = found.normal.first + partition_for(self.name, found.normal.count)
+        number = found.normal.partition_for(self.name)
         await note_batches(self._topics, topic)
         return f"{'o' if self._client.is_cluster else 'd'}{self._keys.stream(topic, number)}"
 

@@ -233,7 +233,7 @@ class Producer:
         folder = None if self._bodies is None else await self._bodies.folder(topic)
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra, folder)
         block = target.normal if band is None else await self._block(target, band)
-        partition = block.first + partition_for(identity if key is None else key, block.count)
+        partition = block.numbers[partition_for(identity if key is None else key, block.count)]
         if folder is not None and self._bodies is not None:
             await self._bodies.put_in_turn(topic, key, folder.bodies)
         if name is not None:
@@ -330,7 +330,7 @@ class Producer:
         folder = None if self._bodies is None else await self._bodies.folder(topic)
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra, folder)
         block = target.normal if band is None else await self._block(target, band)
-        partition = block.first + partition_for(identity if key is None else key, block.count)
+        partition = block.numbers[partition_for(identity if key is None else key, block.count)]
         encoding = self.encoding or NO_CODECS
         body = await self._stored_body(folder)
         is_once = message_id is not None
@@ -391,7 +391,7 @@ class Producer:
         block = target.normal if band is None else await self._block(target, band)
         fields = Claims.encode(data, message_id, key, kind, headers, extra)
         entry = Claim(fields, name, due, len(target.numbers) == 1)
-        partition = block.first + partition_for(key, block.count)
+        partition = block.numbers[partition_for(key, block.count)]
         batch = self._queue(wait_replicas).batch(Claims, target, partition, self._stream(target, partition))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         batch.add(message_id, entry, sum(map(len, fields)))
@@ -430,7 +430,7 @@ class Producer:
             data, extra = self.encoding.extend(data, identity, key, kind, extra, folder)
         fields = entry_fields(data, identity, key, kind, headers, extra)
         block = target.open_block(band) if band in target.layout.bands else target.normal
-        partition = block.first + partition_for(identity if key is None else key, block.count)
+        partition = block.numbers[partition_for(identity if key is None else key, block.count)]
         body = await self._stored_body(folder)
         return Output(target, partition, identity, fields, sum(map(len, fields)), "", is_once=False, body=body)
 
@@ -462,7 +462,7 @@ class Producer:
         if largest > self._limit:
             raise TooLarge(largest, self._limit)
         block = target.normal
-        partition = block.first + partition_for(encoder.key, block.count)
+        partition = block.numbers[partition_for(encoder.key, block.count)]
         where, queue = (target, partition, self._stream(target, partition)), self._queue(0)
         if message_id is not None:
             (data,), identity = payloads, check_message_id(message_id)
@@ -495,7 +495,7 @@ class Producer:
         largest = max(size for _, _, size in entries)
         if largest > self._limit:
             raise TooLarge(largest, self._limit)
-        partition = target.normal.first + partition_for(encoder.key, target.normal.count)
+        partition = target.normal.partition_for(encoder.key)
         kind: type[Batch] = Append if given is None else Once
         for identity, fields, size in entries:
             batch = self._queue(0).batch(kind, target, partition, self._stream(target, partition))
@@ -605,7 +605,7 @@ class Producer:
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
         is_delayed = issubclass(kind, Delay)  # asked of each batch it would cost a call for each message
         for route, identity, entry, length, due in islice(encoded, min(most * block.count, MOST_PER_ROUND)):
-            partition = block.first + partition_for(route, block.count)
+            partition = block.numbers[partition_for(route, block.count)]
             batch = latest.get(partition)
             if batch is None or len(batch.ids) >= most:
                 batch = latest[partition] = queue.new(kind, topic, partition, self._stream(topic, partition))

@@ -91,7 +91,7 @@ class Sender:
     async def _flush(self, batches: list[Batch]) -> None:
         """One write and its replies. Each batch is confirmed, failed or sent again."""
         trouble: BrokerUnavailable | None = None
-        moving: dict[str, SlotMoving] = {}
+        moving: dict[str, SlotMoving | PartitionSealed] = {}
         try:
             await self._prepare(batches, moving)
             trouble = await self._exchange([b for b in batches if b.ids and b.stream not in moving], moving)
@@ -112,7 +112,7 @@ class Sender:
         else:
             await self._back_off(trouble)
 
-    async def _prepare(self, batches: list[Batch], moving: dict[str, SlotMoving]) -> None:
+    async def _prepare(self, batches: list[Batch], moving: dict[str, SlotMoving | PartitionSealed]) -> None:
         """Open the connection, resolve the batches in doubt and read the newest entry of each stream. A stream whose
         slot is moving is added to `moving` and waits."""
         if not self._connection.is_open:
@@ -161,7 +161,9 @@ class Sender:
             batch.in_doubt = None
             self._confirm(batch, front, reached=0)
 
-    async def _exchange(self, batches: list[Batch], moving: dict[str, SlotMoving]) -> BrokerUnavailable | None:
+    async def _exchange(
+        self, batches: list[Batch], moving: dict[str, SlotMoving | PartitionSealed]
+    ) -> BrokerUnavailable | None:
         """Write all batches together and act on the replies to each."""
         packed = [batch.commands() for batch in batches]
         commands = [command for group in packed for command in group]
@@ -178,11 +180,16 @@ class Sender:
             raise reached
         troubles = [await self._settle(batch, reply, reached) for batch, reply in zip(batches, by_batch, strict=True)]
         for batch, trouble in zip(batches, troubles, strict=True):
-            if isinstance(trouble, SlotMoving):
+            if isinstance(trouble, SlotMoving | PartitionSealed):
                 moving[batch.stream] = trouble
-        return next((each for each in troubles if each is not None and not isinstance(each, SlotMoving)), None)
+        waits = (SlotMoving, PartitionSealed)
+        return next(
+            (each for each in troubles if isinstance(each, BrokerUnavailable) and not isinstance(each, waits)), None
+        )
 
-    async def _settle(self, batch: Batch, replies: list[Any], reached: int) -> BrokerUnavailable | None:
+    async def _settle(
+        self, batch: Batch, replies: list[Any], reached: int
+    ) -> BrokerUnavailable | PartitionSealed | None:
         """Act on the replies to one batch. Messages that remain in it are sent again."""
         batch.in_doubt = None
         stored, newest, trouble = batch.read(replies)
@@ -210,8 +217,9 @@ class Sender:
         else:
             batch.fail(too_few_replicas(reached, self._replicas), stored)
 
-    async def _follow(self, batch: Batch, sealed: PartitionSealed) -> BrokerUnavailable | None:
-        """The topic was resized: what is left of a batch goes to the partitions that follow."""
+    async def _follow(self, batch: Batch, sealed: PartitionSealed) -> BrokerUnavailable | PartitionSealed | None:
+        """The topic was resized: what is left of a batch goes to the partitions that follow. PartitionSealed: on a
+        cluster it waits until all partitions of the topic are sealed."""
         try:
             topic = await self._topics.find(batch.topic.name)
         except BrokerUnavailable as error:
@@ -219,6 +227,11 @@ class Sender:
         except (BrokerError, ConfigError) as error:
             self._fail(batch, error)
             return None
+        if topic is not None and topic.layout.is_being_sealed(batch.partition):
+            return PartitionSealed(
+                f"topic {topic.name!r} is being resized, and not all of its partitions are sealed yet: a worker goes "
+                f"on, or `rsmq topic resize {topic.name} {topic.layout.all_following[0].count}`. Nothing was stored"
+            )
         if topic is None or not topic.layout.is_sealed(batch.partition):
             self._fail(batch, sealed)
         else:
@@ -303,7 +316,7 @@ class Sender:
         return f"<Sender in_flight={len(self._in_flight)} failures={self._backoff.failures}>"
 
 
-def is_gone(error: SlotMoving) -> bool:
+def is_gone(error: SlotMoving | PartitionSealed) -> bool:
     """Whether the slot already has a new owner."""
     return isinstance(error, SlotMoved) and not error.is_ask
 

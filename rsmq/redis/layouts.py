@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from binascii import crc_hqx
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Final, Protocol
 
 from rsmq.model.batch_member import is_batch_mark
 from rsmq.model.keys import Keys
-from rsmq.model.layout import RESIZED, Layout, stored_distribution
+from rsmq.model.layout import RESIZED, Choose, Layout, stored_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import ARE_FINISHED, CHANGE_LAYOUT, MEASURE_MEMBERS, OK, RESIZE_TOPIC
+from rsmq.redis.scripts import ARE_FINISHED, CHANGE_LAYOUT, MEASURE_MEMBERS, OK, RESIZE_TOPIC, SEAL_PARTITION
 from rsmq.redis.streams import ask_all, group_names, make_groups
+from rsmq.redis.wire.slots import SLOTS
 
 GONE: Final = -2
 """What PTTL says of a key that does not exist: the heartbeat of a dead member has expired."""
@@ -33,6 +36,28 @@ async def change_layout(client: Client, keys: Keys, name: str, read: Layout, wan
     """Store a layout if the one that was read is still there. False: read it again."""
     args = (read.stored, wanted.stored, *((wanted.partitions,) if wanted.is_resized else ()))
     return bool(await CHANGE_LAYOUT(client, (keys.topic(name),), args) == OK)
+
+
+def numbers_beside(keys: Keys, topic: str) -> Choose:
+    """Chooses numbers for new partitions of a topic on a cluster: each in the slot of the one that it follows."""
+    stem = keys.stream(topic, 0).removesuffix("0}").partition("{")[2]
+    return partial(numbers_in_slots, stem.encode())
+
+
+@lru_cache(maxsize=16)
+def numbers_in_slots(stem: bytes, parents: tuple[int, ...], count: int, first: int) -> tuple[int, ...]:
+    """Numbers from `first` on, each in the slot of the one that it is to follow. `stem`: what is before the number in
+    the text that decides the slot. About one number in 16 384 is in a given slot: a thousand take a second."""
+    begun, wanted = crc_hqx(stem, 0), dict[int, list[int]]()
+    for index in reversed(range(count)):
+        wanted.setdefault(crc_hqx(b"%d" % parents[index % len(parents)], begun) % SLOTS, []).append(index)
+    found, left, number = [0] * count, count, first
+    while left:
+        if indexes := wanted.get(crc_hqx(b"%d" % number, begun) % SLOTS):
+            found[indexes.pop()] = number
+            left -= 1
+        number += 1
+    return tuple(found)
 
 
 async def prepare_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]:
@@ -84,6 +109,36 @@ async def seal(client: Client, keys: Keys, topic: LaidOut) -> str:
     return f"group {text(rest[0])} was made meanwhile" if word == b"GROUPS" else ""
 
 
+async def make_streams(client: Client, keys: Keys, topic: LaidOut) -> None:
+    """Make the streams of the partitions that are to follow others. Those without a group have none yet."""
+    for number in topic.layout.to_seal:
+        await SEAL_PARTITION(client, seal_keys(keys, topic.name, topic.layout, number), ("make",))
+
+
+def seal_keys(keys: Keys, topic: str, layout: Layout, number: int) -> list[str]:
+    """The keys of a call that seals one partition."""
+    added = {each for block in layout.all_following for each in block.numbers}
+    after = [keys.stream(topic, each) for each in layout.descendants_of(number) if each in added]
+    return [keys.stream(topic, number), keys.removed(topic, number), *after]
+
+
+async def seal_by_slot(client: Client, keys: Keys, topic: LaidOut) -> str:
+    """The same on a cluster, where each partition is in a slot of its own: the layout says that they are being sealed,
+    then each is sealed, then messages go to those that follow. A call that ends on the way is repeated by anybody."""
+    layout = topic.layout
+    if not layout.is_opening:
+        if not await change_layout(client, keys, topic.name, layout, layout.opening()):
+            return "another process, which has changed the layout"
+        layout = layout.opening()
+    for number in layout.to_seal:
+        word, *rest = await SEAL_PARTITION(client, seal_keys(keys, topic.name, layout, number), ("seal",))
+        if word != OK:
+            return f"{'group' if word == b'GROUPS' else 'stream'} {text(rest[0])} is made again"
+    if not await change_layout(client, keys, topic.name, layout, layout.sealed()):
+        return "another process, which has changed the layout"
+    return ""
+
+
 async def carry_batch_marks(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> None:
     """A batch that is cancelled has its mark in each partition. One that is added gets those of the ones it follows:
     delayed members go there."""
@@ -112,8 +167,10 @@ async def seal_again(client: Client, keys: Keys, topic: LaidOut) -> None:
 async def are_finished(client: Client, keys: Keys, topic: str, sealed: Sequence[int], group: str) -> bool:
     """Whether a group has settled all messages of sealed partitions, and can get no more of them. A seal that the
     server has lost is set again."""
-    names = (keys.topic(topic), *(keys.stream(topic, number) for number in sealed))
-    return not await ARE_FINISHED(client, names, (group, RESIZED))
+    names = [keys.stream(topic, number) for number in sealed]
+    if client.is_cluster:
+        return not any([await ARE_FINISHED(client, (name,), (group, "")) for name in names])
+    return not await ARE_FINISHED(client, (*names, keys.topic(topic)), (group, RESIZED))
 
 
 async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:

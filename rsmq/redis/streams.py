@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
@@ -255,14 +254,16 @@ async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, sta
     """Let a group handle the topic again from `start` (`earliest`, `latest`, a stream id, a time).
 
     Pending and parked messages are dropped. Live members cannot settle the messages that they have in flight.
+    Partitions that follow each other in a resize begin at once.
     """
-    position, every = start_id(start), list[list[str]]()
+    position, every, layout = start_id(start), dict[int, list[str]](), topic.layout
     for partition in topic.numbers:
         at = (topic.name, partition, group)
         parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
         names = [part(*at) for part in parts]
-        every.append([keys.stream(topic.name, partition), *names])
-    for names in [list(chain(*every))] if topic.layout.is_resized else every:
+        together = partition if not layout.is_resized else layout.root_of(partition) if client.is_cluster else 0
+        every.setdefault(together, []).extend([keys.stream(topic.name, partition), *names])
+    for names in every.values():
         await RESET_GROUP(client, names, (group, position))
     about = keys.group(topic.name, group)
     if topic.layout.has_bands:  # a worker that knows no bands is refused as before

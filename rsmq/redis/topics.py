@@ -28,9 +28,12 @@ from rsmq.redis.layouts import (
     carry_batch_marks,
     change_layout,
     describe_unaware,
+    make_streams,
+    numbers_beside,
     prepare_groups,
     seal,
     seal_again,
+    seal_by_slot,
     unaware_members,
     unfinished_groups,
 )
@@ -365,14 +368,9 @@ class Topics:
 
         Messages of a key stay in order: what was published before is handled first. The new partitions are added, and
         used when every live member knows them; then `layout.following` is None. A worker goes on if this process ends.
-        Each band gets so many. Raises ConfigError where it is not possible: on a cluster, while another resize or a new
-        band waits.
+        Each band gets so many. On a cluster a new partition is in the slot of the one that it follows. Raises
+        ConfigError where it is not possible: for another number, while another resize or a new band waits.
         """
-        if self._client.is_cluster:
-            raise ConfigError(
-                f"topic {name!r} cannot be resized on a cluster: its partitions are in different slots, and cannot be "
-                f"sealed in one step. Publish to a new topic"
-            )
         while True:
             topic = await self.existing(name)
             added = topic.layout.following
@@ -385,7 +383,8 @@ class Topics:
                 )
             if added is not None:
                 break
-            wanted = topic.layout.with_partitions(partitions)
+            choose = numbers_beside(self._keys, name) if self._client.is_cluster else None
+            wanted = topic.layout.with_partitions(partitions, choose)
             if await change_layout(self._client, self._keys, name, topic.layout, wanted):
                 break
         await self.go_on_with_resize(name)
@@ -398,21 +397,31 @@ class Topics:
         if topic.layout.following is None:
             return ""
         groups = await prepare_groups(self._client, self._keys, topic)
-        if unaware := await self.unaware_of_resize(topic, groups):
-            for group in groups:
-                await announce(self._client, self._keys, name, group)
-            return unaware
-        if unfinished := await unfinished_groups(self._client, self._keys, topic, groups):
-            return f"groups that have not handled what was published before the last resize: {', '.join(unfinished)}"
+        if not topic.layout.is_opening and (waits_for := await self._waits_for(topic, groups)):
+            return waits_for
         groups = await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
         if name in self._with_batches:
             await carry_batch_marks(self._client, self._keys, topic, groups)
-        waits_for = await seal(self._client, self._keys, topic)
+        if self._client.is_cluster:
+            await make_streams(self._client, self._keys, topic)
+            waits_for = await seal_by_slot(self._client, self._keys, topic)
+        else:
+            waits_for = await seal(self._client, self._keys, topic)
         changed = await self.find(name)
         if changed is not None and changed.layout.following is None:
             for group in groups:
                 await announce(self._client, self._keys, name, group)
         return waits_for
+
+    async def _waits_for(self, topic: Topic, groups: Sequence[str]) -> str:
+        """What must happen before the first partition is sealed."""
+        if unaware := await self.unaware_of_resize(topic, groups):
+            for group in groups:
+                await announce(self._client, self._keys, topic.name, group)
+            return unaware
+        if unfinished := await unfinished_groups(self._client, self._keys, topic, groups):
+            return f"groups that have not handled what was published before the last resize: {', '.join(unfinished)}"
+        return ""
 
     async def unaware_of_resize(self, topic: Topic, groups: Iterable[str]) -> str:
         """The live members that do not know the new partitions yet, as a sentence; empty: there are none."""
@@ -420,10 +429,11 @@ class Topics:
         return f"members that do not know the new partitions yet: {describe_unaware(unaware)}" if unaware else ""
 
     async def abort_resize(self, name: str) -> bool:
-        """Give up a resize whose partitions are not used yet. False: there is none, or it is too late."""
+        """Give up a resize whose partitions are not used yet. False: there is none, or it is too late: on a cluster as
+        soon as the first partition may be sealed."""
         while True:
             topic = await self.existing(name)
-            if topic.layout.following is None:
+            if topic.layout.following is None or topic.layout.is_opening:
                 return False
             wanted = topic.layout.without_following()
             if await change_layout(self._client, self._keys, name, topic.layout, wanted):
@@ -625,6 +635,12 @@ async def newer_topic(topics: Topics, known: Topic, group: str, found: Topic | N
         return None
     await ensure_groups(topics._client, topics._keys, found, group, "0")
     return found
+
+
+async def set_lost_seals(topics: Topics, topic: Topic) -> None:
+    """Seal partitions of a cluster whose seal a failover has lost. One server loses the layout with it."""
+    if topics._client.is_cluster and topic.layout.is_resized:
+        await seal_again(topics._client, topics._keys, topic)
 
 
 def is_same_topic(one: Topic, other: Topic) -> bool:

@@ -12,23 +12,27 @@ import anyio.abc
 from rsmq.consumer.consumer import Consumer
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.redis.layouts import describe_unaware
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Topics, set_lost_seals
 
 log = logging.getLogger("rsmq.topics")
 
 INTERVAL: Final = 1.0
+SEALS_EVERY: Final = 10
+"""Looks between two checks of seals."""
 PATIENCE: Final = 10
 """Looks after which the log says who is waited for: a heartbeat that has ended takes a moment to expire."""
 
 
 class BandOpener:
     """Serves the topics whose partition 0 this process reads. It asks the server only while a band waits: the
-    process that has added it may have died since."""
+    process that has added it may have died since; and on a cluster whether the partitions that were sealed are so: a
+    failover of their node may have lost that."""
 
     def __init__(self, topics: Topics, consumers: Sequence[Consumer]) -> None:
         self._topics = topics
         self._consumers = consumers
         self._looks = dict[str, int]()
+        self._rounds = 0
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Errors end here: the next round tries it again."""
@@ -37,6 +41,9 @@ class BandOpener:
             await anyio.sleep(INTERVAL)
             try:
                 await self.look()
+                self._rounds += 1
+                if self._rounds % SEALS_EVERY == 0:
+                    await self.check_seals()
             except (BrokerError, ConfigError) as error:
                 log.debug("bands wait to be opened: %s", error)
 
@@ -59,6 +66,11 @@ class BandOpener:
                     "topic %s has a band that is not open yet: %s must be started again with a version of rsmq that "
                     "knows bands; until then its messages go to the band normal", name, describe_unaware(unaware),
                 )  # fmt: skip
+
+    async def check_seals(self) -> None:
+        """Seal again what is not sealed any more. A publisher that knew the old partitions may have used them."""
+        for topic in {each.topic.name: each.topic for each in self._consumers if 0 in each.lanes}.values():
+            await set_lost_seals(self._topics, topic)
 
     async def _resize(self, name: str) -> None:
         """Finish a resize, or say what it waits for."""

@@ -147,9 +147,11 @@ class DelayedPoller:
         return (topic.max_length, topic.on_full) if topic is not None else (0, "reject")
 
     async def _follow(self, name: str, partition: int) -> bool:
-        """The topic was resized: all delayed messages of a sealed partition go to those that follow. False: it was
-        not."""
+        """The topic was resized: all delayed messages of a sealed partition go to those that follow, as soon as these
+        are open. False: it was not."""
         topic = await self._topics.find(name)
+        if topic is not None and topic.layout.is_being_sealed(partition):
+            return True
         if topic is None or not topic.layout.is_sealed(partition):
             return False
         delayed, unique = self._keys.delayed(name, partition), self._keys.unique(name, partition)

@@ -352,9 +352,10 @@ class BandWorld(NamedTuple):
 
 
 class BandMoves:
-    """All orders of one scenario. `programs`: what processes do, by name."""
+    """All orders of one scenario. `programs`: what processes do, by name; `client` is theirs."""
 
     programs = PROGRAMS
+    client = SearchedClient()
 
     def __init__(self, store: BandStore, names: Sequence[str], scenario: BandScenario) -> None:
         self._store, self._names, self._scenario = store, names, scenario
@@ -598,7 +599,7 @@ class BandMoves:
         return self._steps[process]
 
     def _play(self, process: Process) -> Any:
-        running = self.programs[process.program](SearchedClient(), process._replace(program="", replies=()))
+        running = self.programs[process.program](self.client, process._replace(program="", replies=()))
         try:
             command = running.send(None)
             for reply in process.replies:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import redis
@@ -36,6 +36,7 @@ from tests.interleavings.bands import (
     Edit,
     Faults,
     Process,
+    SearchedClient,
     Truth,
     look,
     with_process,
@@ -45,8 +46,15 @@ from tests.interleavings.moves import Broken, Move
 from tests.interleavings.search import Result, Search
 
 KEY: Final = "k"
-NUMBERS: Final = range(7)
+NUMBERS: Final = tuple(range(7))
 """One partition, the two that follow it, and the four that follow these."""
+
+
+def numbers_on_a_cluster() -> tuple[int, ...]:
+    """The same, with numbers in one slot."""
+    beside = layouts.numbers_beside(KEYS, NAME)
+    two = beside((0,), 2, 1)
+    return (0, *two, *beside(two, 4, max(two) + 1))
 
 
 async def grow(client: Any, process: Process) -> Process:
@@ -68,6 +76,12 @@ async def go_on(client: Any, process: Process) -> Process:
     """A worker finishes what was begun."""
     await Topics(client, KEYS, SETTINGS).go_on_with_resize(NAME)
     return await look(client, process)
+
+
+class ClusterClient(SearchedClient):
+    """Partitions are sealed one after the other, each in its slot."""
+
+    is_cluster = True
 
 
 class ResizeMoves(BandMoves):
@@ -183,10 +197,12 @@ class ResizeMoves(BandMoves):
                 continue
             before = process.topic.layout.ancestors_of(number)
             if before:
-                names = [KEYS.topic(NAME), *(KEYS.stream(NAME, each) for each in before)]
-                asked = layouts.ARE_FINISHED.command(names, (process.group, RESIZED))
+                names = [KEYS.stream(NAME, each) for each in before]
+                asked = [layouts.ARE_FINISHED.command([*names, KEYS.topic(NAME)], (process.group, RESIZED))]
+                if self.client.is_cluster:
+                    asked = [layouts.ARE_FINISHED.command([name], (process.group, "")) for name in names]
                 is_sealed = all(map(process.topic.layout.is_sealed, before))
-                if not is_sealed or self._store.execute(world.server, asked)[0]:
+                if not is_sealed or any(self._store.execute(world.server, each)[0] for each in asked):
                     continue
             if missing := [each for each in self._missing(world, process.group) if each < new[0]]:
                 raise Broken(f"group {process.group} gets message {new[0]} of partition {number} before {missing[0]}")
@@ -196,11 +212,17 @@ class ResizeMoves(BandMoves):
             yield f"{process.name} handles {new[0]} of partition {number}", after, False
 
 
+class ClusterMoves(ResizeMoves):
+    """The same on a cluster."""
+
+    client = ClusterClient()
+
+
 @dataclass(frozen=True)
 class ResizeScenario:
     """Who takes part, and the faults that may happen. `all_know`: no worker starts while the topic is resized, so each
     knows the partitions before they are used. `has_versions`: the texts of layouts are compared. `is_short`: searched
-    in `make test`, too."""
+    in `make test`, too. `is_cluster`: each partition is sealed in a step of its own."""
 
     name: str
     processes: tuple[Process, ...]
@@ -212,11 +234,13 @@ class ResizeScenario:
     is_late: bool = False
     is_strict: bool = True
     is_short: bool = False
+    is_cluster: bool = False
 
     def search(self, edit: Edit | None = None, show: Callable[[Result], None] = lambda _: None) -> Result:
         """What the search finds, on a server of its own."""
         groups = sorted({each.group for each in self.processes if each.group})
-        names = [KEYS.topics, KEYS.topic(NAME), *(KEYS.stream(NAME, number) for number in NUMBERS)]
+        numbers = numbers_on_a_cluster() if self.is_cluster else NUMBERS
+        names = [KEYS.topics, KEYS.topic(NAME), *(KEYS.stream(NAME, number) for number in numbers)]
         for group in groups:
             names += [KEYS.group(NAME, group), KEYS.members(NAME, group)]
         names += [KEYS.alive(NAME, each.group, each.name) for each in self.processes if each.role in WORKERS]
@@ -226,7 +250,8 @@ class ResizeScenario:
             redis.Redis.from_url(server.url, protocol=2) as client,
         ):
             client.response_callbacks.clear()
-            moves: Any = ResizeMoves(BandStore(client, names), names, self)
+            kind = ClusterMoves if self.is_cluster else ResizeMoves
+            moves: Any = kind(BandStore(client, names), names, self)
             return Search(moves, progress=show).run()
 
 
@@ -263,8 +288,20 @@ STOPPED: Final = ResizeScenario("resize: a group without workers", (worker("m2",
 TIDIED: Final = ResizeScenario(
     "resize: retention keeps nothing", (SEED, GROWS, worker("m1"), PUBLISHES), upkeep=("look", "open", "tidy")
 )
+REFUSED_ON_CLUSTER: Final = replace(REFUSED, name="resize on a cluster: two publishers", is_cluster=True)
+DIES_ON_CLUSTER: Final = replace(DIES, name="resize on a cluster: a process dies", is_cluster=True)
+ABORTED_ON_CLUSTER: Final = ResizeScenario(
+    "resize on a cluster: given up", (GROWS, ABORTS, PUBLISHES), adds=False, is_short=True, is_cluster=True
+)
+ON_CLUSTER: Final = (
+    REFUSED_ON_CLUSTER, DIES_ON_CLUSTER, ABORTED_ON_CLUSTER,
+    *[
+        replace(each, name=each.name.replace("resize", "resize on a cluster"), is_cluster=True, is_short=False)
+        for each in (USED, KNOWN, LOST, TWICE, FOLLOWED, SECOND_GROUP, STOPPED, TIDIED)
+    ],
+)  # fmt: skip
 RESIZE_SCENARIOS: Final = (
-    USED, REFUSED, KNOWN, DIES, LOST, TWICE, FOLLOWED, SECOND_GROUP, ABORTED, STOPPED, TIDIED,
+    USED, REFUSED, KNOWN, DIES, LOST, TWICE, FOLLOWED, SECOND_GROUP, ABORTED, STOPPED, TIDIED, *ON_CLUSTER,
     ResizeScenario("resize: two operators", (SEED, GROWS, GROWS_TOO, worker("m1"))),
 )  # fmt: skip
 SELF: Final = sys.modules[__name__]
@@ -279,7 +316,7 @@ RESIZE_EDITS: Final = (
     ),
     Edit("only the partition before is asked", FOLLOWED, Layout, "ancestors_of", "block = parent", "block = None"),
     Edit(
-        "the partitions are used though a live member does not know them", KNOWN, Topics, "go_on_with_resize",
+        "the partitions are used though a live member does not know them", KNOWN, Topics, "_waits_for",
         "if unaware := await self.unaware_of_resize(topic, groups):", "if False:",
     ),
     Edit(
@@ -289,6 +326,18 @@ RESIZE_EDITS: Final = (
     Edit(
         "a resize that was given up is sealed", ABORTED, layouts, "RESIZE_TOPIC",
         "if found[2] ~= ARGV[1] then return { 'CHANGED' } end", "",
+    ),
+    Edit(
+        "messages go to partitions that follow others before these are sealed", REFUSED_ON_CLUSTER, topics,
+        "seal_by_slot", "for number in layout.to_seal:", "for number in ():",
+    ),
+    Edit(
+        "a resize is given up while partitions are sealed", ABORTED_ON_CLUSTER, Topics, "abort_resize",
+        " or topic.layout.is_opening:", ":",
+    ),
+    Edit(
+        "nobody goes on while partitions are sealed", DIES_ON_CLUSTER, Topics, "go_on_with_resize",
+        "if topic.layout.following is None:", "if topic.layout.following is None or topic.layout.is_opening:",
     ),
     Edit(
         "publishers stay where they were", REFUSED, Layout, "block_of",

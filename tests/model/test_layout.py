@@ -132,6 +132,27 @@ def test_each_band_grows_by_itself() -> None:
     assert given_up.with_bands(("urgent", "normal")).block_of("urgent").first == 6
 
 
+def test_numbers_that_were_chosen_are_read_again_and_by_no_older_version() -> None:
+    """On a cluster: their key, their owner and what they follow go by their position."""
+    before = single(2)
+    added = before.with_partitions(4, lambda parents, count, first: (900, 70_001, 80, 5))
+    assert before.with_partitions(4).stored.startswith('{"format": 1,')
+    assert added.stored.startswith('{"format": 2,')
+    opening = added.opening()
+    assert (added.is_opening, opening.is_opening, opening.waits, opening.sealed().waits) == (False, True, True, False)
+    assert [opening.is_being_sealed(number) for number in (0, 900)] == [True, False]
+    assert [opening.is_used(number) for number in (1, 900, 7)] == [True, False, False]
+    done = opening.sealed()
+    for layout in (added, opening, done):
+        assert read_layout("t", layout.partitions.encode(), layout.stored.encode()) == layout
+    assert done.numbers == (0, 1, 5, 80, 900, 70_001)
+    assert [done.ancestors_of(number) for number in (900, 70_001, 80, 5)] == [[0], [1], [0], [1]]
+    assert done.owned_with([1]) == [1, 70_001]
+    assert {done.current.partition_for(f"k{n}") for n in range(50)} == {900, 70_001, 80, 5}
+    assert {done.partition_after(1, f"k{n}") for n in range(50)} == {70_001, 5}
+    assert min(done.with_partitions(8).all_following[0].numbers) == 70_002
+
+
 @pytest.mark.parametrize(
     ("partitions", "layout", "text"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,13 +12,14 @@ import anyio.abc
 
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.errors import BrokerError, ConfigError, RsmqError
+from rsmq.errors import BrokerError, ConfigError, PartitionSealed, RsmqError
 from rsmq.model.backoff import Backoff
 from rsmq.model.batch_member import HOME
 from rsmq.model.keys import NAME
+from rsmq.model.layout import END_OF_NUMBERS
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.packing import pack_fields
-from rsmq.model.partition import MOST_PARTITIONS
+from rsmq.model.partition import route_of
 from rsmq.model.record import text, whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import OUT_FIELDS
@@ -58,7 +59,7 @@ class WaitingOutput:
                 raise ValueError("it names no members of a batch")
             return cls(entry_id, about, fields)
         topic, number = about.get("out.topic", ""), about.get("out.partition", "")
-        if not NAME.fullmatch(topic) or not (whole(number) or 0) < MOST_PARTITIONS or whole(number) is None:
+        if not NAME.fullmatch(topic) or not (whole(number) or 0) < END_OF_NUMBERS or whole(number) is None:
             raise ValueError(f"it names no partition: out.topic={topic[:60]!r}, out.partition={number[:60]!r}")
         if whole(about.get("out.due", "0").removeprefix("+")) is None or whole(about.get("out.window", "0")) is None:
             raise ValueError("out.due or out.window is no number")
@@ -145,9 +146,10 @@ class OutputRelay:
         page = await self._readable(lane, await read_entries(self._client, "XRANGE", out, "-", "+", PAGE))
         if not page:
             return None if page is None else True
+        await self._read_topics(page)
         by_target: dict[tuple[str, int], list[WaitingOutput]] = {}
         for each in page:
-            by_target.setdefault(each.target, []).append(each)
+            by_target.setdefault(await self._target(each), []).append(each)
         moved, full, trouble = list[bytes](), "", None
         for target, entries in by_target.items():
             try:
@@ -156,6 +158,8 @@ class OutputRelay:
                 else:
                     done = await self._append(lane, target, entries)
             except (BrokerError, ConfigError) as error:
+                if isinstance(error, PartitionSealed):  # the next page goes to the partitions that follow
+                    await self._topics.find(target[0])
                 trouble = error
                 continue
             full = full or ("" if done else target[0])
@@ -166,6 +170,26 @@ class OutputRelay:
         elif trouble is not None:
             raise trouble
         return bool(moved)
+
+    async def _read_topics(self, page: Sequence[WaitingOutput]) -> None:
+        """All entries of a page go by layouts in which each of their partitions is used: else one for a sealed
+        partition would wait, and one behind it, for the partition that follows, would take the mark past it."""
+        for name, partition in {each.target for each in page if each.target[1] >= 0}:
+            if not (await self._topic(name)).layout.is_used(partition):
+                await self._topics.find(name)
+
+    async def _topic(self, name: str) -> Topic:
+        return cached_topic(self._topics, name) or await lookup_topic(self._topics, name)
+
+    async def _target(self, entry: WaitingOutput) -> tuple[str, int]:
+        """Where an entry goes: if its topic was resized, to the partition that follows."""
+        name, partition = entry.target
+        if partition < 0:
+            return name, partition
+        layout = (await self._topic(name)).layout
+        if not layout.is_sealed(partition):
+            return name, partition
+        return name, layout.partition_after(partition, route_of(entry.fields, entry.entry_id))
 
     async def _readable(self, lane: Lane, entries: list[Any]) -> list[WaitingOutput] | None:
         """A page of entries; None if there are none. What another client has written becomes a dead letter, once more
@@ -195,7 +219,7 @@ class OutputRelay:
         """Append entries to one target. Returns how many of them are there now. A full one gets one more, up to twice
         its limit, where topics wait for each other in a circle: then each makes room for the one before it."""
         name, partition = target
-        topic = cached_topic(self._topics, name) or await lookup_topic(self._topics, name)
+        topic = await self._topic(name)
         done, stream = await self._call(lane, target, entries, topic, topic.max_length)
         if done == len(entries):
             return done
@@ -214,15 +238,30 @@ class OutputRelay:
         keys, (name, partition) = self._keys, target
         names = [keys.stream(*target), keys.jobs(*target), keys.delayed(*target)]
         args: list[Value] = [f"out|{lane.topic}.{lane.partition}|{lane.group}", limit, topic.on_full]
-        for each in entries:
+        remembered, passed = partition, dict[int, str]()
+        if topic.layout.is_resized:
+            remembered, passed = topic.layout.root_of(partition), await self._passed(topic, partition, str(args[0]))
+        left = [each for each in entries if each.position > passed.get(each.target[1], "")]
+        if not left:
+            return len(entries), names[0]
+        for each in left:
             dedup = 0
             if "out.window" in each.about:
                 fields = dict(zip(each.fields[::2], each.fields[1::2], strict=True))
-                names.append(keys.dedup(name, partition, text(fields[b"id"])))
+                names.append(keys.dedup(name, remembered, text(fields[b"id"])))
                 dedup = len(names)
             stored: list[bytes] = [pack_fields(each.fields)] if each.due else each.fields
             args += (each.position, dedup, each.about.get("out.window", 0), each.due, len(stored), *stored)
         _, done, *foreign = await RELAY_OUTPUTS(self._client, names, args)
         if foreign:
             log.warning("another client has written into the mark %s of %s: outputs may come twice", args[0], names[1])
-        return int(done), names[0]
+        return len(entries) if done == len(left) else entries.index(left[int(done)]), names[0]
+
+    async def _passed(self, topic: Topic, partition: int, mark: str) -> dict[int, str]:
+        """Up to where this out-stream was relayed into the partitions before this one, and into those that follow them:
+        these are sealed, so their marks stay as they are."""
+        before, newest, found = topic.layout.ancestors_of(partition), "", dict[int, str]()
+        for number in before:
+            position = await self._client.execute_command("HGET", self._keys.jobs(topic.name, number), mark)
+            newest = found[number] = max(newest, text(position or b""))
+        return found

@@ -148,7 +148,7 @@ def partition_times(name: str, text: str) -> Iterable[tuple[str, int, Bound]]:
     example = 'such as {"orders": {"0": 1718000000000, "1": "2026-05-01T12:00:00Z"}}'
     for topic, times in json_object(name, text, example).items():
         check_name("topic", topic)
-        if not isinstance(times, dict) or not all(re.fullmatch(r"[0-9]{1,4}", number) for number in times):
+        if not isinstance(times, dict) or not all(re.fullmatch(r"[0-9]{1,7}", number) for number in times):
             raise ConfigError(f"{name}: {topic!r} needs an object of partition numbers, {example}")
         for number, time in times.items():
             if isinstance(time, bool) or not isinstance(time, int | str):
@@ -183,7 +183,7 @@ def partition_bounds(name: str, found: dict[str, Any]) -> Iterable[tuple[str, in
     kafka: dict[Any, str] = {-2: EARLIEST, -1: LATEST}
     for topic, bounds in found.items():
         check_name("topic", topic)
-        if not isinstance(bounds, dict) or not all(re.fullmatch(r"[0-9]{1,4}", number) for number in bounds):
+        if not isinstance(bounds, dict) or not all(re.fullmatch(r"[0-9]{1,7}", number) for number in bounds):
             raise ConfigError(f"{name}: {topic!r} needs an object of partition numbers, {example}")
         for number, bound in bounds.items():
             if isinstance(bound, int):

@@ -390,7 +390,7 @@ def choose_partition(key: bytes | None, message_id: bytes | None, origin: int | 
         return block.partition_for(key)
     if origin is not None and origin in block.numbers:
         return origin
-    return block.first + turn % block.count if message_id is None else block.partition_for(message_id)
+    return block.numbers[turn % block.count] if message_id is None else block.partition_for(message_id)
 
 
 def dedupe_id(ids: BytesColumn, number: int) -> str:

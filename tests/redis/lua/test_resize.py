@@ -12,7 +12,7 @@ from rsmq.model.layout import RESIZED, Layout, single
 from rsmq.model.packing import pack_fields
 from rsmq.redis.client.connector import Client
 from rsmq.redis.layouts import are_finished
-from rsmq.redis.scripts import ARE_FINISHED, MOVE_DELAYED, OK, RESET_GROUP, RESIZE_TOPIC
+from rsmq.redis.scripts import ARE_FINISHED, MOVE_DELAYED, OK, RESET_GROUP, RESIZE_TOPIC, SEAL_PARTITION
 
 pytestmark = pytest.mark.anyio
 BEFORE = single(2).with_partitions(4)
@@ -65,7 +65,7 @@ async def test_are_finished_looks_at_what_is_left(client: Client, keys: Keys) ->
     await prepare(client, keys)
     stream = keys.stream("t", 1)
     entry = await client.execute_command("XADD", stream, "*", "data", "1")
-    names = (keys.topic("t"), keys.stream("t", 0), stream)
+    names = (keys.stream("t", 0), stream, keys.topic("t"))
     assert await ARE_FINISHED(client, names, ("g", RESIZED)) == 1, "not before the layout says so"
     assert await resize(client, keys) == [OK]
     assert await ARE_FINISHED(client, names, ("g", RESIZED)) == 2
@@ -130,3 +130,25 @@ async def test_reset_group_resets_all_partitions_of_a_call(client: Client, keys:
         assert await client.execute_command("EXISTS", keys.retry("t", number, "g")) == 0
         found = await client.execute_command("XREADGROUP", "GROUP", "g", "c", "STREAMS", keys.stream("t", number), ">")
         assert len(found[0][1]) == 1
+
+
+async def test_seal_partition_seals_one_whose_followers_are_there(client: Client, keys: Keys) -> None:
+    """Not where a stream or a group is missing: then nothing has changed. Twice is once."""
+    names = [keys.stream("t", 0), keys.removed("t", 0), keys.stream("t", 2), keys.stream("t", 4)]
+    assert await SEAL_PARTITION(client, names, ("seal",)) == [b"GONE", keys.stream("t", 2).encode()]
+    assert await SEAL_PARTITION(client, names, ("make",)) == [OK]
+    assert await client.execute_command("EXISTS", *names) == 2
+    await client.execute_command("XGROUP", "CREATE", keys.stream("t", 0), "g", "0", "MKSTREAM")
+    assert await SEAL_PARTITION(client, names, ("seal",)) == [b"GROUPS", b"g"]
+    for number in (2, 4):
+        await client.execute_command("XGROUP", "CREATE", keys.stream("t", number), "g", "0")
+    entry = await client.execute_command("XADD", keys.stream("t", 0), "*", "data", "1")
+    for _ in range(2):
+        assert await SEAL_PARTITION(client, names, ("seal",)) == [OK]
+        assert await client.execute_command("HGET", keys.removed("t", 0), "end") == entry
+        with pytest.raises(PartitionSealed):
+            await client.execute_command("XADD", keys.stream("t", 0), "*", "data", "2")
+    assert not await are_finished(client, keys, "t", [0], "g")
+    assert await ARE_FINISHED(client, (keys.stream("t", 0),), ("g", "")) == 1
+    await client.execute_command("XGROUP", "SETID", keys.stream("t", 0), "g", entry)
+    assert await ARE_FINISHED(client, (keys.stream("t", 0),), ("g", "")) == 0

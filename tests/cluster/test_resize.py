@@ -1,0 +1,150 @@
+"""A topic grows on a cluster: the same tests, with this directory's brokers; and what only a cluster has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rsmq import Broker, ConfigError
+from rsmq.errors import BrokerUnavailable, PartitionSealed
+from rsmq.redis import layouts
+from rsmq.redis.topics import set_lost_seals
+from rsmq.redis.wire.slots import slot_of
+from tests.contract.test_resize import (
+    sealed,
+    test_a_reset_over_a_resize_begins_with_what_was_published_before_it,  # noqa: F401
+    test_a_topic_grows_while_publishers_and_workers_go_on,  # noqa: F401
+    test_dead_letters_and_outputs_go_over_a_resize,  # noqa: F401
+    test_delayed_messages_of_before_are_delivered_after_a_resize,  # noqa: F401
+    test_each_band_grows_and_what_it_had_stays_in_it,  # noqa: F401
+    test_ids_and_names_of_before_count_after_a_resize,  # noqa: F401
+    test_ticks_of_a_schedule_go_over_a_resize,  # noqa: F401
+)
+from tests.contract.witness import ask
+from tests.patience import until
+
+Make = Callable[..., Broker]
+
+
+async def test_a_new_partition_is_in_the_slot_of_the_one_that_it_follows(make_broker: Make) -> None:
+    """And the server refuses what is published to that one; a seal that a failover has lost is set again."""
+    broker = make_broker(partitions=3)
+    async with broker:
+        await broker.publish("orders", 1, key="a")
+        await sealed(broker, "orders", 6)
+        await sealed(broker, "orders", 12)
+        topic = await broker.topics.existing("orders")
+        assert len(topic.numbers) == 3 + 6 + 12
+        for number in topic.numbers:
+            slots = {slot_of(broker.keys.stream("orders", each)) for each in topic.layout.ancestors_of(number)}
+            assert slots <= {slot_of(broker.keys.stream("orders", number))}
+        stream = broker.keys.stream("orders", 0)
+        for _ in range(2):
+            with pytest.raises(PartitionSealed):
+                await ask(broker, "XADD", stream, "*", "data", "1")
+            await ask(broker, "XSETID", stream, "1-1")
+            await ask(broker, "XADD", stream, "2-1", "data", "1")
+            await ask(broker, "XTRIM", stream, "MAXLEN", 0)
+            await set_lost_seals(broker.topics, topic)
+
+
+async def test_a_resize_that_dies_while_partitions_are_sealed_is_finished(
+    make_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not given up any more. A publisher waits meanwhile, or gets an error that says what to do; a worker, or
+    the command again, goes on."""
+    broker, impatient = make_broker(partitions=2), make_broker(unavailable_timeout="200ms")
+    seen, calls = list[int](), list[Any]()
+
+    @broker.handler("orders", group="g", concurrency=16)
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    async def fails(client: Any, keys: Any, args: Any) -> Any:
+        calls.append(keys)
+        if len(calls) > 3:  # both are prepared, and one of them is sealed
+            raise BrokerUnavailable("the process is killed")
+        return await seal(client, keys, args)
+
+    seal = layouts.SEAL_PARTITION
+    async with broker, impatient:
+        for number in range(10):
+            await broker.publish("orders", number, key=f"k{number}")
+        monkeypatch.setattr(layouts, "SEAL_PARTITION", fails)
+        with pytest.raises(BrokerUnavailable, match="killed"):
+            await broker.topics.resize("orders", 4)
+        monkeypatch.undo()
+        layout = (await broker.topics.existing("orders")).layout
+        assert (layout.is_opening, layout.is_resized) == (True, False)
+        assert not await broker.topics.abort_resize("orders")
+        with pytest.raises(ConfigError, match="is being resized to 4"):
+            await broker.topics.resize("orders", 8)
+        several = [impatient.publish("orders", 10 + number, key=f"k{number}") for number in range(10)]
+        replies = await asyncio.gather(*several, return_exceptions=True)
+        errors = [str(reply) for reply in replies if isinstance(reply, PartitionSealed)]
+        assert 0 < len(errors) < 10
+        assert all("rsmq topic resize orders 4" in error for error in errors)
+        async with broker.running():
+            for number in range(10):
+                await broker.publish("orders", 20 + number, key=f"k{number}")
+            await until(lambda: len(seen) == 30 - len(errors), "all is handled")
+    assert (await layout_of(make_broker())).is_resized
+
+
+async def layout_of(broker: Broker) -> Any:
+    """The layout of the topic as it is stored."""
+    async with broker:
+        return (await broker.topics.existing("orders")).layout
+
+
+async def test_outputs_that_wait_for_a_sealed_partition_go_to_those_that_follow_once_and_in_order(
+    make_broker: Make,
+) -> None:
+    """One that was relayed before the resize is not stored again; the mark passes none of those that wait."""
+    broker, outside = make_broker(partitions=1), make_broker(partitions=1)
+
+    @broker.handler("in", group="g")
+    async def handle(number: int) -> None:
+        """Nothing is published here: the test writes the outputs."""
+
+    async with outside, broker, broker.running():
+        await outside.topics.ensure("out")
+        out = outside.keys.out("in", 0, "g")
+        await wait(outside, out, 1, 0)
+        await relayed(broker, outside, out)  # the relay knows the topic as it was
+        await sealed(outside, "out", 3)
+        after = (await outside.topics.existing("out")).layout.partition_after(0, "a")
+        await wait(outside, out, 1, 0)  # again: its XDEL was lost
+        for position, partition in enumerate((0, after, 0, after), 2):
+            await wait(outside, out, position, partition)
+        await relayed(broker, outside, out)
+        found = [
+            int(entry[1][1])
+            for number in (0, after)
+            for entry in await ask(outside, "XRANGE", outside.keys.stream("out", number), "-", "+")
+        ]
+        assert found == [1, 2, 3, 4, 5]
+
+
+async def wait(broker: Broker, out: str, position: int, partition: int) -> None:
+    """An output waits in an out-stream."""
+    fields = ("data", position, "id", f"id{position}", "key", "a", "out.topic", "out", "out.partition", partition)
+    if position == 1:
+        await ask(broker, "DEL", out)  # a new stream takes low ids again
+    await ask(broker, "XADD", out, f"{position}-1", *fields)
+
+
+async def relayed(broker: Broker, outside: Broker, out: str) -> None:
+    """Wake the relay, and wait until nothing is left."""
+
+    async def is_relayed() -> bool:
+        return not await ask(outside, "XLEN", out)
+
+    assert broker.worker is not None
+    (consumer,) = broker.worker.consumers
+    await until(lambda: 0 in consumer.lanes, "it has its partition")
+    consumer.settler.outputs.relay.wake(consumer.lanes[0])
+    await until(is_relayed, "they are relayed")
