@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from rsmq import Settings, SyncBroker
+from rsmq import Broker, Settings, SyncBroker
 from rsmq.cli import make_app
 from rsmq.model.keys import Keys
 from rsmq.model.progress import write_progress
+from rsmq.redis.streams import ensure_groups
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server, wait_until
 
@@ -263,6 +265,39 @@ def test_topic_is_created_changed_and_deleted(cli: Cli) -> None:
     assert "use --yes" in asked.stderr
     assert cli.ok("topic", "delete", "orders", "--yes") == "deleted orders\n"
     assert cli.ok("topic", "list") == nothing(cli, "topics")
+
+
+def test_topic_is_resized_step_by_step(cli: Cli) -> None:
+    """Each state has a word and an exit code; a second resize waits for the group, and is given up."""
+    cli.ok("publish", "orders", "1", "--key", "a")
+    grown = cli.json("topic", "resize", "orders", "16")
+    assert grown == {"topic": "orders", "partitions": 16, "resizing_to": None, "waits_for": "", "left": {}}
+    assert cli.ok("topic", "resize", "orders", "--status") == "orders: 16 partitions\n"
+    nothing_to_abort = cli("topic", "resize", "orders", "--abort")
+    assert (nothing_to_abort.returncode, "is not being resized" in nothing_to_abort.stderr) == (1, True)
+    refused = cli("topic", "resize", "orders", "24")
+    assert (refused.returncode, "Use 32, 48, 64" in refused.stderr) == (2, True)
+    url, prefix = cli.environment["RSMQ_URL"], cli.environment["RSMQ_PREFIX"]
+    asyncio.run(begin_resize(Settings(url=url, prefix=prefix)))
+    waiting = cli("topic", "resize", "orders", "--status")
+    assert waiting.returncode == 1
+    assert waiting.stdout.splitlines() == [
+        "orders: 16 partitions",
+        "to 32 partitions: it waits for groups that have not handled what was published before: late; workers go on by "
+        "themselves",
+        "group late: 1 message of before the resize left",
+    ]
+    assert "which are not used before each group has handled" in cli("doctor").stdout
+    assert cli.ok("topic", "resize", "orders", "--abort") == "orders: the resize is given up\n"
+    assert "16" in cli.ok("topic", "resize", "orders", "--status").splitlines()[0]
+
+
+async def begin_resize(settings: Settings) -> None:
+    """A group that has handled nothing yet, and a resize that waits for it."""
+    broker = Broker(settings)
+    async with broker:
+        await ensure_groups(broker.client, broker.keys, await broker.topics.existing("orders"), "late", "0")
+        await broker.topics.resize("orders", 32)
 
 
 def test_served_topic_is_not_deleted(cli: Cli, app: Path, start: Start) -> None:

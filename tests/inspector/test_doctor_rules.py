@@ -11,9 +11,10 @@ import pytest
 from rsmq.inspector.doctor import QueueFacts, judge
 from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, OpenCallback, WaitingOutputs
 from rsmq.inspector.doctor.mqtt import MqttFacts
+from rsmq.inspector.state import MemberState
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.held_name import HeldName
-from rsmq.model.layout import single
+from rsmq.model.layout import Layout, single
 from rsmq.model.settings import Settings
 from rsmq.model.work import Work
 from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
@@ -41,6 +42,48 @@ def test_queue_without_problems_is_one_ok_finding() -> None:
     """The doctor says so."""
     (finding,) = judge(facts())
     assert (finding.level, finding.text) == ("ok", "1 group checked, no problems found")
+
+
+def resizing(layout: Layout, members: tuple[MemberState, ...] = (), unread: int = 0, **changes: Any) -> str:
+    """What is said of a topic with this layout."""
+    shares = tuple(replace(PART, partition=number, unread=unread, pending=0) for number in layout.numbers)
+    group = replace(GROUP, shares=shares, members=members, follows=layout.current.count, **changes)
+    found = judge(facts(group, limits=replace(LIMITS, layout=layout)))
+    return "\n".join(finding.text for finding in found if "resize" in finding.text or "to have" in finding.text)
+
+
+def test_each_state_of_a_resize_is_explained() -> None:
+    """It waits for members, for groups, for somebody to go on; and a group that stands still before it is named."""
+    added = single(1).with_partitions(2)
+    aware, unaware = replace(MEMBER, layout=added.version), replace(MEMBER, id="w2", layout=0)
+    said = {
+        "all live members know them: w2 does not": resizing(added, (aware, unaware)),
+        "the process that has begun it has ended, and no worker goes on. Repeat `rsmq topic resize orders 2`": resizing(
+            added
+        ),
+        "are about to be used": resizing(added, (aware,)),
+        "being sealed, one after the other; their publishers wait meanwhile: a worker goes on": resizing(
+            added.opening(), (aware,)
+        ),
+        "no worker is there to go on: start one, or repeat `rsmq topic resize orders 2`": resizing(added.opening()),
+        "what was published before the last resize: wait for billing, or give it up": resizing(
+            added.sealed().with_partitions(4), (replace(MEMBER, layout=9),), unread=3
+        ),
+        "has 3 messages of before the resize of its topic, and what came later waits behind it: `rsmq group resume": (
+            resizing(added.sealed(), (replace(MEMBER, layout=9),), unread=3, is_paused=True)
+        ),
+        "waits behind it: start its worker": resizing(added.sealed(), unread=3),
+    }
+    assert [text for text, found in said.items() if text not in found] == []
+    assert not resizing(added.sealed(), (replace(MEMBER, layout=9),), unread=3)
+    assert not resizing(single(1), (MEMBER,))
+
+
+def test_a_backlog_that_grows_under_all_members_that_can_be_says_so() -> None:
+    """More workers would not help: the topic has outgrown its partitions."""
+    (finding,) = judge(facts(replace(GROUP, growth=100.0)))
+    assert "as many members as can own a partition (1) do not keep up" in finding.text
+    assert "`rsmq topic resize orders 2`" in finding.text
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -140,7 +183,7 @@ CASES = {
     "idle connections are cut": (facts(config={"timeout": "3"}), "CONFIG SET timeout 0"),
     "half-open connections stay": (facts(config={"tcp-keepalive": "0"}), "CONFIG SET tcp-keepalive 60"),
     "no group": (facts(None, replace(TOPIC, groups=0)), "has 10 messages and no group"),
-    "group lacks partitions": (facts(topic=replace(TOPIC, partitions=9)), "partition 1, 2, 3, 4, 5 and 3 more"),
+    "group lacks partitions": (facts(limits=replace(LIMITS, layout=single(9))), "partition 1, 2, 3, 4, 5 and 3 more"),
     "paused": (facts(replace(GROUP, is_paused=True)), "rsmq group resume orders billing"),
     "unserved": (
         facts(replace(GROUP, members=(DEAD,), unread=7, work=Work(waiting_for_retry=1), backlog=8)),

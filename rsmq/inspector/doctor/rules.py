@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -18,6 +18,7 @@ from rsmq.model.settings import longest_read
 from rsmq.model.words import count, duration
 from rsmq.redis.preflight import Finding
 from rsmq.redis.streams import QUERY
+from rsmq.redis.topics import Topic
 
 LATE: Final = timedelta(seconds=0.5)
 LONG: Final = timedelta(minutes=10)
@@ -66,9 +67,10 @@ def check_groups(facts: QueueFacts) -> Iterator[str]:
                 f"topic {topic.name} has {count(topic.messages, 'message')} and no group: start a worker with a "
                 f"handler for it, or `rsmq topic delete {topic.name}`"
             )
-    sizes = {topic.name: topic.partitions for topic in facts.board.topics}
     for group in facts.board.groups:
-        lacking = sorted(set(range(sizes[group.topic])) - {share.partition for share in group.shares})
+        known = facts.topics.get(group.topic)
+        numbers = set() if known is None else set(known.numbers)
+        lacking = sorted(numbers - {share.partition for share in group.shares})
         if lacking:
             yield (
                 f"{title(group)} does not exist in partition {listed(lacking)}: its worker creates it there, "
@@ -101,10 +103,18 @@ def check_trend(facts: QueueFacts) -> Iterator[str]:
     """No backlog grows."""
     for group in facts.board.groups:
         if group.growth is not None and group.growth > GROWTH and not group.is_paused and group.distribution != QUERY:
-            yield (
-                f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second: "
-                f"start more workers (`rsmq worker --processes N`, at most {group.most_owners}), or raise concurrency"
-            )
+            live = sum(member.heard_ago is not None for member in group.members)
+            if group.distribution == "hash" and live >= group.most_owners:
+                remedy = (
+                    f"as many members as can own a partition ({live}) do not keep up. Raise concurrency, or let the "
+                    f"topic grow and start more workers: `rsmq topic resize {group.topic} {2 * group.most_owners}`"
+                )
+            else:
+                remedy = (
+                    f"start more workers (`rsmq worker --processes N`, at most {group.most_owners}), or raise "
+                    f"concurrency"
+                )
+            yield f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second: {remedy}"
 
 
 def check_holds(facts: QueueFacts) -> Iterator[str]:
@@ -385,12 +395,7 @@ def check_bands(facts: QueueFacts) -> Iterator[str]:
     """Every band is open: live members keep one closed that they do not know. One that starts while a band is opened
     may be too late for that, and gets no partitions."""
     for name, topic in sorted(facts.topics.items()):
-        if topic.layout.following is not None:
-            yield (
-                f"topic {name} is to have {topic.layout.following.count} partitions, which are not used yet: "
-                f"`rsmq topic resize {name} --status` says what it waits for"
-            )
-        elif topic.layout.waits:
+        if topic.layout.waits and topic.layout.following is None:
             added = [block.band for block in topic.layout.blocks if block.state == "added"]
             yield (
                 f"topic {name} has bands that are not open yet ({', '.join(added)}): their messages go to normal until "
@@ -406,6 +411,55 @@ def check_bands(facts: QueueFacts) -> Iterator[str]:
                 f"({', '.join(old[:MOST_NAMED])}): the others leave it no partitions. Start it again with this version "
                 f"of rsmq"
             )
+
+
+def check_resizes(facts: QueueFacts) -> Iterator[str]:
+    """No topic is in the middle of a resize, and each group that has messages of before handles them."""
+    for name, topic in sorted(facts.topics.items()):
+        groups = [group for group in facts.board.groups if group.topic == name]
+        added = topic.layout.following
+        if added is not None:
+            yield f"topic {name} is to have {added.count} partitions, {what_a_resize_waits_for(topic, groups)}"
+        for group in groups:
+            left, live = left_before(topic, group), any(each.heard_ago is not None for each in group.members)
+            if left and (group.is_paused or not live):
+                remedy = f"`rsmq group resume {words(group)}`" if group.is_paused else "start its worker"
+                yield (
+                    f"{title(group)} has {count(left, 'message')} of before the resize of its topic, and what came "
+                    f"later waits behind it: {remedy}"
+                )
+
+
+def what_a_resize_waits_for(topic: Topic, groups: Sequence[GroupTrend]) -> str:
+    """Of one that has begun and not ended: the state that it is in, and what to do."""
+    members = [member for group in groups for member in group.members if member.heard_ago is not None]
+    unaware = [each.id for each in members if each.layout is None or each.layout < topic.layout.version]
+    behind = [group.name for group in groups if left_before(topic, group)]
+    added = topic.layout.all_following[0].count
+    again = f"`rsmq topic resize {topic.name} {added}`"
+    if topic.layout.is_opening:
+        who = "a worker goes on by itself" if members else f"no worker is there to go on: start one, or repeat {again}"
+        return f"and the old ones are being sealed, one after the other; their publishers wait meanwhile: {who}"
+    if unaware:
+        return (
+            f"which are not used before all live members know them: {listed(unaware)} "
+            f"{'does' if len(unaware) == 1 else 'do'} not. If this stays, start them again with this version of rsmq, "
+            f"or give it up: `rsmq topic resize {topic.name} --abort`"
+        )
+    if behind:
+        return (
+            f"which are not used before each group has handled what was published before the last resize: wait for "
+            f"{listed(behind)}, or give it up: `rsmq topic resize {topic.name} --abort`"
+        )
+    if not members:
+        return f"which are not used yet: the process that has begun it has ended, and no worker goes on. Repeat {again}"
+    return f"which are about to be used. If this stays, `rsmq topic resize {topic.name} --status` says why"
+
+
+def left_before(topic: Topic, group: GroupTrend) -> int:
+    """How many messages of sealed partitions a group has not settled."""
+    sealed = topic.layout.sealed_numbers
+    return sum(share.unread + share.pending for share in group.shares if share.partition in sealed)
 
 
 def check_schedules(facts: QueueFacts) -> Iterator[str]:
@@ -452,7 +506,7 @@ RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
     check_dead_letters: "dead letters", check_outputs: "outputs", check_circles: "outputs", check_fallbacks: "fallback",
     check_callbacks: "batch",
-    check_gateways: "mqtt", check_bands: "bands", check_schedules: "schedule",
+    check_gateways: "mqtt", check_bands: "bands", check_resizes: "partitions", check_schedules: "schedule",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
 
@@ -462,7 +516,7 @@ def words(group: GroupTrend) -> str:
     return f"{group.topic} {group.name}"
 
 
-def listed(numbers: list[int]) -> str:
+def listed(numbers: Sequence[int | str]) -> str:
     """The first few, and how many more."""
     more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
     return ", ".join(map(str, numbers[:MOST_NAMED])) + more
