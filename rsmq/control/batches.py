@@ -117,15 +117,15 @@ class Batches:
         until_ms = int(found.expires.timestamp() * 1000) + keep_ms
         marked = set[str]()
         while True:  # partitions may be added meanwhile, to which delayed members go
-            places = {
+            names = {
                 self._keys.cancels(topic.name, number, found.group)
                 for topic in await self._topics.find_all(topics)
                 for number in topic.numbers
             } - marked
-            if not places:
+            if not names:
                 break
-            await ask_all(self._client, [("HSET", place, batch_mark(found.id), until_ms) for place in sorted(places)])
-            marked |= places
+            await ask_all(self._client, [("HSET", key, batch_mark(found.id), until_ms) for key in sorted(names)])
+            marked |= names
         for topic_name in topics:
             await announce(self._client, self._keys, topic_name, found.group)
         return await self.find(name)

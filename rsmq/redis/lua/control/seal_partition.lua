@@ -5,7 +5,7 @@
 --          partition that follows)
 -- WHY      As `resize_topic`, which seals all at once and changes the layout with it: on a cluster that is in another
 --          slot. The layout says before that partitions are being sealed, and after the last one that messages go to those
---          that follow; whoever repeats the call, or comes late, meets a sealed stream. The streams that follow are made
+--          that follow; a call that is repeated, or comes late, meets a sealed stream. The streams that follow are made
 --          before that: a caller that sleeps until its topic was deleted and made again finds none, and seals nothing.
 -- USES     dict, can_write
 local largest = '18446744073709551615-18446744073709551615'
