@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tenacity import stop_after_delay
 
-from rsmq.errors import BrokerUnavailable, ConfigError, NotPermitted, RsmqError
+from rsmq.errors import BrokerUnavailable, ConfigError, NotPermitted, RsmqError, SlotMoving
 from rsmq.model.clock import LATEST_MS, awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import NAME, Keys, check_name
@@ -403,8 +403,11 @@ class Topics:
         if name in self._with_batches:
             await carry_batch_marks(self._client, self._keys, topic, groups)
         if self._client.is_cluster:
-            await make_streams(self._client, self._keys, topic)
-            waits_for = await seal_by_slot(self._client, self._keys, topic)
+            try:
+                await make_streams(self._client, self._keys, topic)
+                waits_for = await seal_by_slot(self._client, self._keys, topic)
+            except SlotMoving:
+                waits_for = "a slot that is moving to another node"
         else:
             waits_for = await seal(self._client, self._keys, topic)
         changed = await self.find(name)

@@ -4,7 +4,8 @@ Two worker processes handle what this one publishes: first without bands, then i
 one band, numbered. A worker writes down what it has handled, before it is settled, and the verdict goes over all of it:
 none is lost, none is handled twice, and those of a key come in their order. With `--resize` the topic is resized twice,
 from 4 to 8 and to 24 partitions, with its bands; with `--resize --plain` it has none. With `--kills` a worker is killed
-(SIGKILL) and replaced so many times: what it had may be handled again, and still nothing overtakes.
+(SIGKILL) and replaced so many times: what it had may be handled again, and still nothing overtakes. With `--cluster`
+the server is a cluster, and its slots move meanwhile.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from rich.progress import Progress
 from rsmq import Broker, Message, Settings
 from rsmq.redis.streams import groups_of
 from rsmq.testing.server import ThrowawayServer
+from tests.cluster.cluster import Cluster
 
 TOPIC: Final = "work"
 GROUP: Final = "workers"
@@ -64,6 +66,7 @@ class BandsVerdict:
     again: int = 0
     unsettled: int = 0
     lost_leases: int = 0
+    moved: int = 0
     examples: list[str] = field(default_factory=list)
 
     @property
@@ -73,7 +76,7 @@ class BandsVerdict:
 
     def __str__(self) -> str:
         counts = f"{self.lost} lost, {self.doubled} doubled, {self.reordered} reordered, {self.unsettled} not settled"
-        faults = f"{self.again} handled again after a kill, {self.lost_leases} leases lost"
+        faults = f"{self.again} handled again after a kill, {self.lost_leases} leases lost, {self.moved} slots moved"
         return f"{self.messages} messages: {counts}; {faults}"
 
 
@@ -176,6 +179,13 @@ class BandsRun:
         self._workers = list[BandWorker]()
         self._killed = set[int]()
         self.published = 0
+        self.moved = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Keys of the topic: its hash, its group, its first partitions."""
+        keys = self._broker.keys
+        return [keys.topic(TOPIC), keys.group(TOPIC, GROUP), *[keys.stream(TOPIC, number) for number in range(4)]]
 
     @property
     def handled(self) -> int:
@@ -216,6 +226,7 @@ class BandsRun:
         found = heapq.merge(*(each.records() for each in self._workers))
         verdict = judge(((worker, key, number) for _, worker, key, number in found), self._sent, self._killed)
         verdict.unsettled = left
+        verdict.moved = self.moved
         verdict.lost_leases = (self._folder / "log").read_text(errors="replace").count("lost <Lane")
         return verdict
 
@@ -266,12 +277,14 @@ async def main(
     sizes: tuple[int, ...] = (),
     *,
     has_bands: bool = True,
+    on_cluster: bool = False,
 ) -> BandsVerdict:
-    """One run on a server of its own, with a bar."""
+    """One run on a server, or a cluster, of its own, with a bar."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
-        server = stack.enter_context(ThrowawayServer())
+        cluster = stack.enter_context(Cluster()) if on_cluster else None
+        server = cluster or stack.enter_context(ThrowawayServer())
         run = BandsRun(server.url, folder, messages, kills, seed, sizes, has_bands=has_bands)
         progress = stack.enter_context(Progress(console=console, transient=True))
         bar = progress.add_task("handled", total=messages)
@@ -281,11 +294,23 @@ async def main(
                 progress.update(bar, completed=run.handled)
                 await asyncio.sleep(0.5)
 
-        showing = asyncio.create_task(show())
+        tasks = [asyncio.create_task(show())]
+        if cluster is not None:
+            tasks.append(asyncio.create_task(move_slots(cluster, run, random.Random(seed))))
         try:
             return await run.run()
         finally:
-            showing.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def move_slots(cluster: Cluster, run: BandsRun, chance: random.Random) -> None:
+    """Slots of the topic, and of its partitions, move to other masters, one after the other."""
+    while True:
+        await asyncio.sleep(chance.uniform(0.2, 1.0))
+        await asyncio.to_thread(cluster.migrate, chance.choice(run.names))
+        run.moved += 1
 
 
 def command() -> int:
@@ -299,13 +324,14 @@ def command() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the records and the log of the workers")
     parser.add_argument("--work-for", help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--cluster", action="store_true", help="a cluster of six nodes, whose slots move")
     chosen: Any = parser.parse_args()
     if chosen.work_for:
         asyncio.run(work(chosen.work_for, chosen.file))
         return 0
     sizes, has_bands = SIZES if chosen.resize else (), not (chosen.resize and chosen.plain)
-    run = main(chosen.messages, chosen.kills, chosen.seed, chosen.keep, sizes, has_bands=has_bands)
-    verdict = asyncio.run(run)
+    how = {"has_bands": has_bands, "on_cluster": chosen.cluster}
+    verdict = asyncio.run(main(chosen.messages, chosen.kills, chosen.seed, chosen.keep, sizes, **how))
     for example in verdict.examples[:10]:
         console.print(f"  {example}")
     console.print(str(verdict))
