@@ -1,0 +1,115 @@
+"""How long a publish waits while its topic is resized: `python -m benchmarks.resize` prints the seconds around it.
+
+This process publishes at a steady rate, a hundred calls each hundredth of a second, with a broker that does not know
+the resize; another process resizes the topic from 4 to 8 partitions in the middle, and a worker there handles all.
+Each call is timed from the moment at which it was due, so a process that stands still counts, too. Beside it: the
+same seconds without a resize. With `--cluster` the topic is on a cluster of six nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import time
+from contextlib import ExitStack
+from typing import Any, Final
+
+from rsmq import Broker, Message, Settings
+from rsmq.testing.server import ThrowawayServer
+
+TICK: Final = 0.01
+SECONDS: Final = 4
+AROUND: Final = 0.5
+"""Seconds before and after the resize that count as around it."""
+
+
+def settings(url: str) -> Settings:
+    """Of both processes."""
+    return Settings(url=url, preflight="warn", partitions=4)
+
+
+async def work(url: str, ready: Any, go: Any, done: Any) -> None:
+    """A worker that resizes when it is told so, and says when it has begun and ended."""
+    broker = Broker(settings(url))
+
+    @broker.handler("in", group="g", batch=500)
+    async def handle(_: list[Message]) -> None:
+        """Nothing: the wait of publishers is measured."""
+
+    async with broker, broker.running():
+        ready.set()
+        while not await asyncio.to_thread(go.wait, 0.01):
+            pass
+        begun = time.time()
+        await broker.topics.resize("in", 8)
+        while (await broker.topics.existing("in")).partitions != 8:
+            await asyncio.sleep(0.01)
+        done.put((begun, time.time()))
+        await asyncio.sleep(SECONDS)
+
+
+def other(url: str, ready: Any, go: Any, done: Any) -> None:
+    """The other process."""
+    asyncio.run(work(url, ready, go, done))
+
+
+async def publish(url: str, rate: int, go: Any) -> list[tuple[float, float]]:
+    """When each call was due, and how long after that it was stored. The resize begins in the middle."""
+    broker, found = Broker(settings(url)), list[tuple[float, float]]()
+
+    async def one(due: float, number: int) -> None:
+        await broker.publish("in", number, key=str(number % 1000))
+        found.append((due, time.time() - due))
+
+    async with broker, asyncio.TaskGroup() as tasks:
+        await broker.publish("in", 0, key="0")
+        begun, number = time.time(), 0
+        for tick in range(int(SECONDS / TICK)):
+            due = begun + tick * TICK
+            await asyncio.sleep(max(0.0, due - time.time()))
+            if tick == int(SECONDS / TICK / 2):
+                go.set()
+            for _ in range(int(rate * TICK)):
+                number += 1
+                tasks.create_task(one(due, number))
+    return found
+
+
+def percentiles(waits: list[float]) -> str:
+    """In milliseconds."""
+    ordered = sorted(waits)
+    p50, p99, most = (ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.99, 1.0))
+    return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, most {most * 1000:.1f} ms ({len(ordered)} calls)"
+
+
+def main() -> None:
+    """Print it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.resize", description=__doc__)
+    parser.add_argument("--rate", type=int, default=10_000, help="messages a second")
+    parser.add_argument("--cluster", action="store_true", help="on a cluster of six nodes")
+    chosen = parser.parse_args()
+    with ExitStack() as stack:
+        if chosen.cluster:
+            from tests.cluster.cluster import Cluster
+
+            url = stack.enter_context(Cluster()).url
+        else:
+            url = stack.enter_context(ThrowawayServer()).url
+        spawn = multiprocessing.get_context("spawn")
+        ready, go, done = spawn.Event(), spawn.Event(), spawn.Queue()
+        process = spawn.Process(target=other, args=(url, ready, go, done))
+        process.start()
+        ready.wait()
+        found = asyncio.run(publish(url, chosen.rate, go))
+        begun, ended = done.get()
+        process.join()
+    around = [wait for due, wait in found if begun - AROUND < due < ended + AROUND]
+    rest = [wait for due, wait in found if not begun - AROUND < due < ended + AROUND]
+    print(f"{chosen.rate} messages a second, from 4 to 8 partitions in {(ended - begun) * 1000:.0f} ms")
+    print(f"around it: {percentiles(around)}")
+    print(f"without:   {percentiles(rest)}")
+
+
+if __name__ == "__main__":
+    main()
