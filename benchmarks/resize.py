@@ -30,7 +30,7 @@ def settings(url: str) -> Settings:
 
 
 async def work(url: str, ready: Any, go: Any, done: Any) -> None:
-    """A worker that resizes when it is told so, and says when it has begun and ended."""
+    """A worker that resizes when `go` is set, and puts into `done` when it has begun and ended."""
     broker = Broker(settings(url))
 
     @broker.handler("in", group="g", batch=500)

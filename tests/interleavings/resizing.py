@@ -336,7 +336,7 @@ RESIZE_EDITS: Final = (
         " or topic.layout.is_opening:", ":",
     ),
     Edit(
-        "nobody goes on while partitions are sealed", DIES_ON_CLUSTER, Topics, "go_on_with_resize",
+        "no worker goes on while partitions are sealed", DIES_ON_CLUSTER, Topics, "go_on_with_resize",
         "if topic.layout.following is None:", "if topic.layout.following is None or topic.layout.is_opening:",
     ),
     Edit(

@@ -153,7 +153,7 @@ def test_marker_finds_its_mark_again(write: Write, store: Store, topic: str) -> 
 
 @pytest.mark.parametrize("with_keys", [True, False])
 def test_marker_counts_over_a_resize_of_the_target(write: Write, store: Store, topic: str, *, with_keys: bool) -> None:
-    """What the job has stored before is not stored again in the partitions that follow, whatever a row goes by."""
+    """What the job has stored before is not stored again in the partitions that follow, by key or by turn."""
     store.make(topic, 2)
     keys = {"key": [f"k{number % 7}" for number in range(20)]} if with_keys else {}
     first = {name: column[:12] for name, column in numbered(range(20), partition=[1] * 20, **keys).items()}
