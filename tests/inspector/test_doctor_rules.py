@@ -53,7 +53,7 @@ def resizing(layout: Layout, members: tuple[MemberState, ...] = (), unread: int 
 
 
 def test_each_state_of_a_resize_is_explained() -> None:
-    """It waits for members, for groups, for a process that goes on; and a group that stands still before it is named."""
+    """It waits for members, for groups, for a process that goes on; a group that stands still is named."""
     added = single(1).with_partitions(2)
     aware, unaware = replace(MEMBER, layout=added.version), replace(MEMBER, id="w2", layout=0)
     said = {
