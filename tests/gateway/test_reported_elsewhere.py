@@ -225,7 +225,7 @@ async def test_a_session_without_an_expiry_is_taken_over_with_its_will_and_not_r
 async def test_a_large_retained_message_is_taken_up_to_the_limit_and_refused_above_it(
     server: Server, fleet_prefix: str, name: str, limit: str, size: int, is_taken: bool, level: int
 ) -> None:
-    """Whoever is refused is told why in version 5, and in the log."""
+    """A client that is refused gets the reason in version 5; the log has it, too."""
     prefix = f"{fleet_prefix}-{name}"
     with GatewayProcess(server.url, prefix, settings={"payload_limit": limit}) as gateway:
         watcher, sender = await connect(gateway, "watcher", level), await connect(gateway, "sender", level)
