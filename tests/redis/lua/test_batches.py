@@ -6,11 +6,25 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import rsmq
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import COUNT_MEMBERS, END_BATCHES, NOTE_CALLBACK, OK, OPEN_BATCH, SETTLE_OUTPUTS
+from rsmq.redis.scripts import (
+    CANCEL_UNREAD,
+    COUNT_MEMBERS,
+    END_BATCHES,
+    ERASE_ENTRIES,
+    NOTE_CALLBACK,
+    OK,
+    OPEN_BATCH,
+    SETTLE_OUTPUTS,
+)
 from tests.redis.lua.refusals import Refusals
+from tests.redis.lua.test_read_ahead import read_again
+from tests.redis.lua.test_settle import GROUP, ME, Partition
+from tests.redis.lua.test_start_call import KEY, start
 
 LUA = Path(rsmq.__file__).parent / "redis" / "lua"
 ENDS = re.compile(r"'(?:XACK|XDEL|XTRIM)\b|'ZREM', KEYS\[1\], ARGV")
@@ -141,3 +155,37 @@ async def test_a_spoiled_batch_stops_no_settlement(client: Client, keys: Keys) -
         await client.execute_command("ZADD", keys.batch_due(0), 1, HOME)
         assert await END_BATCHES(client, (keys.batch_due(0), keys.batch_names(0)), (10,)) == []
         assert await count(client, keys, "closed") == b"GONE"
+
+
+@pytest.mark.parametrize("script", ["read_again", "start_call", "cancel_unread", "erase_entries"])
+async def test_a_rare_end_of_a_member_leaves_its_batch(client: Client, keys: Keys, script: str) -> None:
+    """A member that is cancelled where its id was kept, or removed unread. Without the record the batch would wait for
+    it until it expires; the field in the entry is all that the script knows of it."""
+    stream, cancels = keys.stream("orders", 3), keys.cancels("orders", 3, GROUP)
+    partition = await Partition(client, keys).prepare()
+    await opened(client, keys)
+    fields = ("data", "x", "id", "m", "key", KEY, "batch", f"d{HOME} {GROUP} b 7")
+    if script in ("read_again", "start_call"):
+        (entry_id,) = await partition.deliver(1, ME, *fields)
+    else:
+        entry_id = await client.execute_command("XADD", stream, "*", *fields)
+    if script == "cancel_unread":
+        await client.execute_command("XGROUP", "DESTROY", stream, GROUP)
+        removed = keys.removed("orders", 3)
+        names = (stream, keys.dedup("orders", 3, "m"), keys.dedup("orders", 3, "s"), removed)
+        assert await CANCEL_UNREAD(client, names, (entry_id, 60_000)) == b"CANCELLED"
+        assert await CANCEL_UNREAD(client, names, (entry_id, 60_000)) == b"CANCELLED"
+    else:
+        await client.execute_command("HSET", cancels, entry_id, "cancelled")
+    if script == "read_again":
+        assert await read_again(partition, 1, (entry_id, 1)) == [b"OK", [entry_id, b"CANCELLED"]]
+        assert await read_again(partition, 1, (entry_id, 1)) == [b"LATE"]
+    elif script == "start_call":
+        assert await start(partition, 1, entry_id) == [b"OK", [entry_id, b"CANCELLED"]]
+        assert await start(partition, 1, entry_id) == [b"LATE"]
+    elif script == "erase_entries":
+        names = (stream, keys.removed("orders", 3), partition.retry, partition.errors, cancels)
+        assert await ERASE_ENTRIES(client, names, (1, GROUP, entry_id)) == [1, 0]
+        await ERASE_ENTRIES(client, names, (1, GROUP, entry_id))
+    # not the counts: the trial calls without a right, which these tests make first, have set the bits before
+    assert await client.execute_command("BITFIELD", keys.batch_members(HOME), "GET", "u4", "#7") == [4]

@@ -46,7 +46,7 @@ for i = 2 + number, #ARGV do
       take_notes(KEYS[1], ARGV[at + 1], ARGV[i])
       for f = 1, entry and #entry[2] - 1 or 0, 2 do
         local is_id = entry[2][f] == 'id'
-        if is_id then redis.call('UNLINK', KEYS[1] .. ':' .. ARGV[at + 1] .. ':result:' .. entry[2][f + 1]) end
+        if is_id then redis.pcall('UNLINK', KEYS[1] .. ':' .. ARGV[at + 1] .. ':result:' .. entry[2][f + 1]) end
       end
     end
   end
