@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rsmq.control import BatchStatus
 from rsmq.control.batches import CALLED
-from rsmq.dashboard.html import Content, Html, Row, about, link, tag
+from rsmq.dashboard.html import Content, Html, Row, about, link, progress_bar, table, tag
 from rsmq.dashboard.page import Page, Visit, joined
 from rsmq.dashboard.queries import PageNotFound
 from rsmq.dashboard.roles import Role
 from rsmq.errors import ConfigError
 from rsmq.inspector.text import timestamp
+from rsmq.model.progress import MessageProgress
 from rsmq.model.words import count, number
 
 MOST_READ: Final = 1000
 MOST_SHOWN: Final = 100
+MOST_TOLD: Final = 20
 MOST_LIVE: Final = 50
 """Batches of a page that is sent again each second."""
 COLUMNS: Final = (
@@ -58,9 +61,7 @@ def row_of(visit: Visit, batch: BatchStatus) -> Row:
 def bar(batch: BatchStatus) -> Html:
     """How many of the members have ended."""
     part = batch.left / batch.total if batch.total else float(batch.ended is not None)
-    percent = f"{int(part * 100)} %"
-    shown = tag("progress", value=f"{part:.4f}", max="1", aria_label=f"{percent} of {batch.name} have ended")
-    return tag("span", shown, f" {percent}", class_="progress")
+    return progress_bar(part, f"{batch.name} have ended")
 
 
 async def batch(visit: Visit, name: str) -> Page:
@@ -81,12 +82,28 @@ async def batch(visit: Visit, name: str) -> Page:
         "started": timestamp(found.started), "expires": timestamp(found.expires),
         "callback": timestamp(found.ended) or "not yet",
     }  # fmt: skip
+    told = [] if found.state in CALLED else await visit.queries.batches.progress(found)
     return Page(
         f"Batch {found.name}",
-        [visit.live.part("batch", about(values)), visit.live.part("ends", cancel_button(visit, found))],
+        [
+            visit.live.part("batch", about(values)),
+            visit.live.part("ends", cancel_button(visit, found)),
+            visit.live.part("told", progress_table(told) if told else None),
+        ],
         is_live=True,
         crumbs=[("Batches", visit.url("batches"))],
     )
+
+
+def progress_table(told: Sequence[MessageProgress]) -> list[Content]:
+    """What the handlers of members have said of them, the latest first."""
+    rows = [
+        Row(str(at), (timestamp(each.at), progress_bar(each.done, "a member"), each.text))
+        for at, each in enumerate(told[:MOST_TOLD])
+    ]
+    rest = len(told) - MOST_TOLD
+    more = tag("p", f"and {number(rest)} more", class_="dim") if rest > 0 else None
+    return [tag("h2", "Members that run"), table(("said (UTC)", "done", "what"), rows, ""), more]
 
 
 STATES: Final = {

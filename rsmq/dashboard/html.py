@@ -131,6 +131,13 @@ def block(text: str, kind: str) -> Html:
     return tag("pre", text, **{f"data_{kind}": True})
 
 
+def progress_bar(part: float, label: str) -> Html:
+    """A bar with its percent; `part` is of 1, `label` says of what."""
+    percent = f"{int(part * 100)} %"
+    shown = tag("progress", value=f"{part:.4f}", max="1", aria_label=f"{percent} of {label}")
+    return tag("span", shown, f" {percent}", class_="progress")
+
+
 def text_field(name: str, label: str, value: str = "", **attributes: Any) -> Html:
     """An input with its label."""
     return tag("label", label, tag("input", name=name, value=value, **attributes))

@@ -7,7 +7,21 @@ from contextlib import suppress
 from typing import Final
 
 from rsmq.control import MessageStatus
-from rsmq.dashboard.html import Content, Html, Row, about, block, button, choice, hidden, link, table, tag, text_field
+from rsmq.dashboard.html import (
+    Content,
+    Html,
+    Row,
+    about,
+    block,
+    button,
+    choice,
+    hidden,
+    link,
+    progress_bar,
+    table,
+    tag,
+    text_field,
+)
 from rsmq.dashboard.page import Page, Visit, time_given
 from rsmq.dashboard.payload import payload_block
 from rsmq.dashboard.queries import MOST_SCANNED, PREVIEW, BrowsedMessage, MessageSearch, PageNotFound
@@ -147,7 +161,8 @@ def where(visit: Visit, status: MessageStatus, subject: dict[str, str]) -> list[
         return [tag("div", buttons, class_="bar")]
     rows = [
         Row(each.group, (link(each.group, visit.url("group", topic, each.group)), each.state.replace("_", " "), (
-            each.text, (" · ", link("open it", visit.url("dead-letter", topic, each.group, each.letter)))
+            each.text, (" ", progress_bar(each.progress.done, f"the work of {each.group}")) if each.progress else None,
+            (" · ", link("open it", visit.url("dead-letter", topic, each.group, each.letter)))
             if each.letter else None)))
         for each in status.groups
     ]  # fmt: skip

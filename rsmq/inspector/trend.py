@@ -217,7 +217,7 @@ def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
 
 def stalled(group: GroupState, members: Sequence[MemberState]) -> timedelta | None:
     """How long a group has settled nothing, from STALLED on (while handlers run: from SLOW on). None: it goes on, or
-    nobody says."""
+    no member tells."""
     live = [each for each in members if each.heard_ago is not None]
     is_held = group.is_paused or any(not each.name for each in group.holds)
     if is_held or not any(has_work(each.work) for each in live):

@@ -43,6 +43,7 @@ class Shop:
         self.broker.handler("reports", group="reports")(self.note)
 
     async def handle(self, message: Message) -> None:
+        await message.progress(0.4, "page 3")
         self.started.append(message.id)
         await self.gate.wait()
 
@@ -98,6 +99,12 @@ async def test_batch_has_a_bar_and_its_numbers_and_is_cancelled(shop: Shop, web:
     for part in ("closed: members are under way", "7: not ended yet, or lost", "sender of mail", "sender of sms"):
         assert part in page
     assert f'<a href="{BATCH}">spring/sale</a>' in await shown(web, f"/message/sms/{refs[0]}")
+    bar = '<progress value="0.4000" max="1"'
+    assert "Members that run" in page
+    assert (page.count(bar), page.count('<td data-label="what">page 3</td>')) == (3, 3)
+    mail = await shown(web, f"/message/mail/{refs[-1]}")
+    assert bar in mail
+    assert "40% done, page 3" in mail
     asked = await web.post("/do/cancel-batch", data={"batch": "spring/sale", "confirmed": "yes"})
     assert asked.status_code == 403, "not the role admin in mail"
     question = await web.post("/do/cancel-batch", data={"batch": "spring/sale"}, headers={"who": "root"})
