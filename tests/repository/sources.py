@@ -15,6 +15,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), path.name)
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of the tree of a file, once for all tests of a process."""
+    return tuple(ast.walk(tree))
+
+
 class Trees(Mapping[str, ast.Module]):
     """The trees of modules by their dotted names."""
 

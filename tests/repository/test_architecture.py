@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from rsmq.redis.scripts import USES, source_of
-from tests.repository.sources import Trees
+from tests.repository.sources import Trees, nodes
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rsmq"
@@ -94,7 +95,7 @@ def part_of(module: str) -> str:
 
 def imports(tree: ast.AST) -> Iterator[Import]:
     """Every import, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "", node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,7 +105,7 @@ def imports(tree: ast.AST) -> Iterator[Import]:
 
 def late_imports(tree: ast.AST) -> Iterator[str]:
     """What `import_module` names: a text as it is, of an f-string the part before its first value."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":
             for part in ast.walk(node.args[0]):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
@@ -112,13 +113,14 @@ def late_imports(tree: ast.AST) -> Iterator[str]:
                     break
 
 
-def own_imports(module: str) -> set[str]:
+@cache
+def own_imports(module: str) -> frozenset[str]:
     """The modules of this package that a module imports, at its top or late."""
     found = {target for target in late_imports(TREES[module]) if target.split(".")[0] == "rsmq"} - {module}
     for target, name, _ in imports(TREES[module]):
         if target.split(".")[0] == "rsmq":
             found.add(f"{target}.{name}" if f"{target}.{name}" in MODULES else target)
-    return found
+    return frozenset(found)
 
 
 def test_every_folder_has_a_layer() -> None:
@@ -148,7 +150,7 @@ def test_the_picture_of_internals_shows_the_layers() -> None:
 
 def test_a_class_that_internals_names_exists() -> None:
     """The story names classes, which stay when a module moves."""
-    classes = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    classes = {node.name for tree in TREES.values() for node in nodes(tree) if isinstance(node, ast.ClassDef)}
     named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)*)`", INTERNALS))
     assert len(named) > 20
     assert named - classes == set()
@@ -192,7 +194,7 @@ def test_imports_form_no_cycle() -> None:
 
 def late_or_hidden_imports(module: str) -> Iterator[str]:
     """What a function of a module imports, and what is imported for the type checker alone."""
-    for node in ast.walk(TREES[module]):
+    for node in nodes(TREES[module]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = {target.split(".")[0] for target, _, _ in imports(node)} - OPTIONAL
             yield from (f"{node.name} imports {each}: move it to the top" for each in inner)
@@ -291,7 +293,7 @@ def test_unpack_in_a_script_is_the_last_argument() -> None:
 def attributes_of(tree: ast.AST) -> set[str]:
     """What the classes of a module have: their slots, their fields, and what they assign to themselves."""
     found = set[str]()
-    for each in ast.walk(tree):
+    for each in nodes(tree):
         if isinstance(each, ast.ClassDef):
             found |= {
                 node.target.id
@@ -304,7 +306,7 @@ def attributes_of(tree: ast.AST) -> set[str]:
 
 def written(tree: ast.AST) -> Iterator[ast.Attribute]:
     """Every attribute that is assigned, changed or deleted, or of which an item is."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         targets = list[ast.expr]()
         if isinstance(node, ast.Assign | ast.Delete):
             targets = list(node.targets)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repository.sources import Trees
+from tests.repository.sources import Trees, nodes
 
 ROOT = Path(__file__).parents[2]
 RIDDLES = re.compile(r"\b(nobody|somebody|everybody|whoever|whatever|is told|are told)\b", re.IGNORECASE)
@@ -57,7 +57,7 @@ def imported_by(module: str) -> list[tuple[str, ast.alias]]:
     """Module and name of each import of a name, also those inside functions."""
     return [
         (node.module or "", each)
-        for node in (ast.walk(TREES[module]) if module in TREES else ())
+        for node in (nodes(TREES[module]) if module in TREES else ())
         if isinstance(node, ast.ImportFrom)
         for each in node.names
         if each.name != "*"
@@ -113,7 +113,7 @@ def test_a_name_says_which_kind_of_place_it_means() -> None:
     used = set[tuple[str, str]]()
     for module, tree in TREES.items():
         if module.partition(".")[0] == "rsmq":
-            for node in ast.walk(tree):
+            for node in nodes(tree):
                 names = [getattr(node, part, None) for part in ("id", "arg", "attr", "name")]
                 used |= {(module, name) for name in names if isinstance(name, str) and named.search(name)}
     for path in SOURCES:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.repository.sources import nodes, parsed
 from tests.repository.test_architecture import ROOT
 
 COUNTS = "rsmq/model/layout.py"
@@ -29,7 +30,7 @@ def names_partitions(node: ast.AST) -> bool:
 
 def counted(tree: ast.AST) -> Iterator[int]:
     """The lines that walk or compute partitions from their number."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.Call):
             continue
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -40,7 +41,7 @@ def counted(tree: ast.AST) -> Iterator[int]:
 
 def test_modules_outside_the_layout_do_not_count_partitions() -> None:
     """They walk `topic.numbers`, and ask `topic.open_block()` for the partition of what they store."""
-    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {path.relative_to(ROOT).as_posix(): parsed(path) for path in FILES}
     assert {name: lines for name, tree in trees.items() if (lines := list(counted(tree)))} == {}
 
 

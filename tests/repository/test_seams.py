@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from tests.repository.sources import nodes
 from tests.repository.test_architecture import INTERNALS, MODULES, TREES, own_imports, part_of
 
 CORE = {
@@ -57,7 +58,7 @@ def test_the_core_imports_no_satellite() -> None:
 def foreign_names(tree: ast.Module) -> set[str]:
     """The names in a module that other libraries give."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] != "rsmq":
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -67,7 +68,7 @@ def foreign_names(tree: ast.Module) -> set[str]:
 
 def targets(tree: ast.AST) -> Iterator[ast.expr]:
     """What is assigned."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 yield from ast.walk(target)  # type: ignore[misc]
@@ -98,7 +99,7 @@ def swapped(tree: ast.Module) -> Iterator[str]:
             is_module = isinstance(target.value, ast.Name) and target.value.id in foreign
             if (is_private and not is_self and target.attr not in own_private_names()) or is_module:
                 yield from {ast.unparse(target)} - {"sys.stdout", "sys.stderr"}  # meant to be replaced
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "object.__setattr__") and node.args:
             owner = node.args[0]
             if isinstance(owner, ast.Name) and owner.id in foreign - {"sys"}:
@@ -131,7 +132,7 @@ OF_OTHERS: Final = frozenset({"_fields", "_writer"})
 def members(tree: ast.Module) -> set[str]:
     """The private methods and attributes that the classes of a module have."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -143,7 +144,7 @@ def members(tree: ast.Module) -> set[str]:
 
 def reached(tree: ast.Module, all_members: set[str]) -> set[str]:
     """The private members of classes of other modules that a module uses."""
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used = {node.attr for node in nodes(tree) if isinstance(node, ast.Attribute)}
     return (used & all_members) - members(tree)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from tests.repository.sources import nodes
 from tests.repository.test_architecture import TREES
 
 MOST_ATTRIBUTES = 2
@@ -12,7 +13,7 @@ MOST_ATTRIBUTES = 2
 
 def attributes_at_once(tree: ast.AST) -> Iterator[tuple[int, int]]:
     """The line of each assignment, and how many attributes it sets."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Assign):
             targets = [
                 each
@@ -39,7 +40,7 @@ def test_a_docstring_says_the_thing_itself() -> None:
     found = [
         f"{module}.{getattr(node, 'name', '')}"
         for module, tree in TREES.items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith("The same.")
     ]
     assert found == []
