@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "codecs": "errors model",
     "sql": "errors handler model redis",
     "telemetry": "broker consumer errors handler heartbeat inspector model producer redis",
-    "dashboard": "codecs control dlq errors inspector model persistence producer redis",
+    "dashboard": "codecs control dlq errors handler inspector model persistence producer redis",
     "pipeline": "codecs dlq errors inspector model persistence redis",
     "testing": "broker consumer dlq errors handler inspector model producer redis",
     "asgi": "broker errors model persistence",
