@@ -42,6 +42,14 @@ class HeldSettler:
         self.open = asyncio.Event()
         self.asked: list[str] = []
         self.clock = ServerClock()
+        self.notes = self
+        self.wants_results = False
+
+    def check_by(self, _runs: Any) -> None:
+        """There are no steps."""
+
+    def keep_failure(self, _message: Message, _lane: Lane, _reason: str, _error: str) -> None:
+        """There is no result."""
 
     def schedule(self, _lane: Lane) -> None:
         """Nothing is settled here."""

@@ -57,6 +57,14 @@ class Books:
         self.buried: list[bytes] = []
         self.clock = ServerClock()
         self.fallbacks = self
+        self.notes = self
+        self.wants_results = False
+
+    def check_by(self, _runs: Any) -> None:
+        """There are no steps."""
+
+    def keep_failure(self, _message: Message, _lane: Lane, _reason: str, _error: str) -> None:
+        """There is no result."""
 
     async def keep(self, _message: Message, _lane: Lane, decision: Any, _attempts: int) -> Any:
         """There is no fallback topic."""
