@@ -64,8 +64,8 @@ def test_seeds_with_encoded_messages_keep_every_promise() -> None:
 
 
 def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
-    """Each fails as soon as the bug of its line is put back: `python -m tests.simulation.museum` has found it so. Every
-    third one here, all of them in `make simulation`."""
+    """Each failed when the bug of its line was put back (`python -m tests.simulation.museum`). Every third one is here,
+    all of them in `make simulation`."""
     seeds = sorted({line.split()[0] for line in FAILED.read_text().splitlines()}, key=int)[::3]
     done = simulate("--seed", *seeds, "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,6 +26,7 @@ class Devices:
         self._run, self._received = run, received
         self._numbers: dict[Name, int] = {}
         self._confirmed: dict[Name, float] = {}
+        self._losses = 0
 
     async def serve(self, member: Member, device: str) -> None:
         """Read until a newer process of the device takes over. A late connect of an older one is taken over again."""
@@ -46,7 +47,7 @@ class Devices:
                     await anyio.sleep(0.2)
 
     async def _read(self, member: Member, session: Session) -> None:
-        run, pending, last = self._run, list[Name](), 0
+        run, pending, last = self._run, list[tuple[Name, int]](), 0
         opened = run.world.now
         async for letter in session:
             name = self._note(member, letter, last, opened)
@@ -55,11 +56,26 @@ class Devices:
             if run.plan.busy:
                 await anyio.sleep(run.world.choices.between(0, run.plan.busy, f"reads: {label}"))
             await session.ack(letter)
-            pending.append(name)
+            pending.append((name, self._losses))
             if run.world.choices.unit(f"flushes: {label}") < 0.2:
                 await session.flush()
-                self._confirmed.update(dict.fromkeys(pending, run.world.now))
+                self._confirmed |= {each: run.world.now for each, losses in pending if losses == self._losses}
                 pending.clear()
+
+    def forget(self, since: float) -> None:
+        """The server has lost its last writes: acknowledgements that it had confirmed since then may be lost."""
+        self._losses += 1
+        self._confirmed = {name: at for name, at in self._confirmed.items() if at < since}
+
+    def unread(self, device: str) -> list[str]:
+        """The letters of a device that it has not received. One whose acknowledgement was lost by the server may wait
+        for its next connection."""
+        ask, inbox = self._run.network.ask, self._run.members[0].broker.keys.inbox(device)
+        refs = [each.decode() for each in ask("ZRANGE", inbox, 0, -1)]
+        letters = {seq: Letter(int(seq), ask("GET", f"{inbox}_{seq}") or b"") for seq in refs}
+        if not self._losses:
+            return list(letters)
+        return [seq for seq, each in letters.items() if (each.payload["key"], each.payload["n"]) not in self._numbers]
 
     def _note(self, member: Member, letter: Letter, last: int, opened: float) -> Name:
         run, who = self._run, member.process.name

@@ -19,7 +19,7 @@ FAULTS: tuple[Fault, ...] = (
     "kill", "kill", "freeze", "freeze", "nap", "cut", "cut", "stop", "stop", "cancel", "late", "late",
     "hold", "hold", "hold", "hold", "drop", "drop", "usurp", "restart", "flush", "step", "unlease", "reset", "failover",
 )  # fmt: skip
-FEED_FAULTS: tuple[Fault, ...] = tuple(each for each in FAULTS if each not in ("failover", "usurp"))
+FEED_FAULTS: tuple[Fault, ...] = tuple(each for each in FAULTS if each != "usurp")
 AUDITED_FAULTS: tuple[Fault, ...] = ("unconsume", "unconsume", "flush")
 """What happens where consumers are deleted: if their worker ends, or gives a partition away, before it has found out,
 messages are lost.

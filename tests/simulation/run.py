@@ -182,6 +182,7 @@ class Run:
         self.rates.forget()
         self.limits.forget()
         self.digests.forget()
+        self.devices.forget(since)
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
         latest = {(event.key, event.n): event.what for event in self._events if event.at < since}
@@ -619,8 +620,8 @@ class Run:
                     f"{', more to deliver' if behind else ''}"
                 )
         for key in range(self.plan.keys if self.plan.is_inbox else 0):
-            left = ask("ZCARD", keys.inbox(f"k{key}"))
-            found += [f"{left} letters for k{key}"] if left else []
+            left = self.devices.unread(f"k{key}")
+            found += [f"{len(left)} letters for k{key}"] if left else []
         return found
 
 
