@@ -106,18 +106,22 @@ async def test_member_that_may_not_read_any_more_gives_its_partitions_back(serve
 
 
 async def test_two_workers_that_share_too_few_connections_do_not_wait_for_each_other(no_task_left: None) -> None:
-    """With connections for one of them, one works: each closes what it has if that is not all it needs."""
+    """With connections for one of them, one works: each closes what it has if that is not all it needs. The message
+    comes over a connection that is there before: a new one is refused while the other worker tries."""
     done = Counter[str]()
-    server = Server("--maxclients", "9", tcp=True).start()
+    server = Server("--maxclients", "10", tcp=True).start()
+    admin = server.client()
+    admin.ping()
     try:
         brokers = [make(server, name, done) for name in ("one", "other")]
         async with running(brokers[0]), running(brokers[1]):
             await until(lambda: max(map(held, brokers)) == 4, "one of them has all partitions")
-            one, other = sorted(brokers, key=held, reverse=True)
-            await one.publish("t", 1)
+            _, other = sorted(brokers, key=held, reverse=True)
+            admin.xadd("few:{t.0}", {"data": "1"})
             await until(lambda: sum(done.values()) == 1, "it is handled")
             await until(lambda: "maxclients" in reasons(other), "the other one names the limit")
     finally:
+        admin.close()
         server.close()
 
 
