@@ -6,7 +6,6 @@ schedule, a request. A type checker and an editor show them at each (`**options:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, Generic, TypedDict, TypeVar
@@ -16,6 +15,7 @@ from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.expiry import OnExpiry
 from rsmq.model.headers import require_text
+from rsmq.model.in_loop import is_in_loop
 from rsmq.model.settings import did_you_mean
 from rsmq.model.unique import OnConflict, Until
 from rsmq.model.words import duration
@@ -194,11 +194,8 @@ def due_time(delay: Duration | None, at: datetime | None) -> str:
 def refuse_thread(is_async: bool, name: str = "message.publish") -> None:
     """Raise ConfigError unless this code runs in an event loop, or for `is_async` False unless it does not. `name`: of
     the method for async handlers."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not is_in_loop():
         if is_async:
-            raise ConfigError(f"{name} is for async handlers: a plain function writes {name}_sync(...)") from None
-    else:
-        if not is_async:
-            raise ConfigError(f"{name}_sync is for plain functions: here write `await {name}(...)`")
+            raise ConfigError(f"{name} is for async handlers: a plain function writes {name}_sync(...)")
+    elif not is_async:
+        raise ConfigError(f"{name}_sync is for plain functions: here write `await {name}(...)`")

@@ -20,6 +20,7 @@ from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, StaleEpoch, TooLarge
 from rsmq.model.clock import now_ms
 from rsmq.model.encoding import Binding
+from rsmq.model.in_loop import is_in_loop
 from rsmq.model.json import decode_json
 from rsmq.model.kept_result import KeptResult, result_binding, step_binding
 from rsmq.model.log_throttle import ThrottledLog
@@ -242,7 +243,7 @@ class Step:
         self._is_assigned = True
 
     async def __aenter__(self) -> Self:
-        if not _is_in_loop():
+        if not is_in_loop():
             raise ConfigError(f"a plain function writes `with message.step({self.name!r}) as step:`")
         await self._enter()
         return self
@@ -254,7 +255,7 @@ class Step:
             await self._leave()
 
     def __enter__(self) -> Self:
-        if _is_in_loop():
+        if is_in_loop():
             raise ConfigError(f"an async function writes `async with message.step({self.name!r}) as step:`")
         from_thread.run(self._enter)
         return self
@@ -274,11 +275,3 @@ class Step:
 
     def __repr__(self) -> str:
         return f"<Step {self.name}{' done' if self.is_done else ''}>"
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

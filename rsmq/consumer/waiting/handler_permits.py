@@ -16,6 +16,7 @@ from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.loan import InUse, Loan
 from rsmq.errors import ConfigError
 from rsmq.handler.retry import Hold
+from rsmq.model.in_loop import is_in_loop
 from rsmq.model.message import Message
 
 
@@ -163,7 +164,7 @@ class Permit:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
-        if not _is_in_loop():
+        if not is_in_loop():
             raise ConfigError(f"a plain function writes `with message.permit({self._name!r}):`")
         await self._permits.take(self._message, self._name)
         return self
@@ -178,7 +179,7 @@ class Permit:
         await self._permits.take(self._message, self._name)
 
     def __enter__(self) -> Self:
-        if _is_in_loop():
+        if is_in_loop():
             raise ConfigError(f"an async function writes `async with message.permit({self._name!r}):`")
         from_thread.run(self._take)
         return self
@@ -190,11 +191,3 @@ class Permit:
 
     def __repr__(self) -> str:
         return f"<Permit {self._name}>"
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

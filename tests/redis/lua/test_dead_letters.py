@@ -87,6 +87,12 @@ async def test_replay_of_a_packed_dead_letter_returns_its_fields(partition: Part
     assert await partition.call("XLEN", partition.dlq) == 1
 
 
+def keys_of_a_reset(partition: Partition) -> tuple[str, ...]:
+    """What RESET_GROUP forgets."""
+    own = (partition.retry, partition.cancels, partition.cancelled)
+    return (partition.stream, partition.lease, *own, f"{partition.lease}:waits", f"{partition.lease}:calls")
+
+
 @pytest.mark.parametrize(("start", "delivered"), [("0", [b"0", b"1", b"2"]), ("$", []), ("second", [b"2"])])
 async def test_reset_group_starts_at_the_given_position(
     partition: Partition, start: str, delivered: list[bytes]
@@ -98,15 +104,7 @@ async def test_reset_group_starts_at_the_given_position(
     await partition.call("XADD", partition.dlq, "*", "data", "x")
     position = ids[1] if start == "second" else start
     for epoch in (b"8", b"9"):
-        own = (
-            partition.retry,
-            partition.cancels,
-            partition.cancelled,
-            f"{partition.lease}:waits",
-            f"{partition.lease}:calls",
-        )
-        keys = (partition.stream, partition.lease, *own)
-        assert await RESET_GROUP(partition.client, keys, (GROUP, position)) == b"OK"
+        assert await RESET_GROUP(partition.client, keys_of_a_reset(partition), (GROUP, position)) == b"OK"
         assert await partition.pending() == 0
         assert await partition.call("EXISTS", partition.retry) == 0
         lease = await partition.call("HMGET", partition.lease, "owner", "epoch", "until_ms", "reader")
@@ -121,15 +119,7 @@ async def test_reset_group_starts_at_the_given_position(
 async def test_reset_group_without_a_stream_creates_both(partition: Partition) -> None:
     """Neither the stream nor the group has to exist."""
     for _ in range(2):
-        own = (
-            partition.retry,
-            partition.cancels,
-            partition.cancelled,
-            f"{partition.lease}:waits",
-            f"{partition.lease}:calls",
-        )
-        keys = (partition.stream, partition.lease, *own)
-        assert await RESET_GROUP(partition.client, keys, (GROUP, "0")) == b"OK"
+        assert await RESET_GROUP(partition.client, keys_of_a_reset(partition), (GROUP, "0")) == b"OK"
     assert await partition.pending() == 0
 
 
