@@ -134,7 +134,7 @@ async def test_the_newest_connection_tells_the_older_one_that_it_is_taken(broker
             tasks.start_soon(listen)
             await until(lambda: ": waiting" in older.comments, "a comment")
             async with Browser(address).connected() as newer:
-                await until(lambda: bool(told), "the older one is told")
+                await until(lambda: bool(told), "the older browser gets the event")
                 await broker.send("ada", "x")
                 assert payload(await anext(newer)) == "x"
         assert told == [("taken", "")]

@@ -82,7 +82,7 @@ class Receipt(BaseModel):
 
 
 class Comment(BaseModel):
-    """What somebody has said below a picture of the user."""
+    """A comment below a picture of the user."""
 
     user: str
     text: str

@@ -94,7 +94,7 @@ async def test_each_group_has_a_result_of_its_own(broker: Broker, options: dict[
 
 
 async def test_without_keep_result_nothing_is_kept(broker: Broker) -> None:
-    """And a call that asks is told at once, or when its time is over."""
+    """A call that asks gets its answer at once, or when its time is over."""
 
     @broker.handler("orders", group="billing")
     async def bill(payload: Any) -> int:

@@ -180,7 +180,7 @@ async def test_deleted_trimmed_and_cancelled_messages_leave_their_flow(hot: Hot)
 async def test_what_a_full_topic_trims_leaves_its_flow_without_dead_letters(
     make_broker: Make, witness: Witness
 ) -> None:
-    """Also if the topic was told to trim after its worker had started."""
+    """Also if the setting came after the worker had started."""
     broker = make_broker(prefetch=PREFETCH, partitions=1, retention_interval="50ms")
     hot = Hot(broker, witness)
     async with broker.running():
