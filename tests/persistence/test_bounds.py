@@ -55,20 +55,25 @@ async def test_nearly_all_packet_ids_in_use_oldest_letters_make_room(client: Cli
     assert refs[0] == 501
 
 
-async def test_letters_a_round_old_cost_an_add_little(client: Client, inbox: Inbox) -> None:
+async def test_letters_a_round_old_cost_an_add_little(client: Client, keys: Keys, inbox: Inbox) -> None:
     """3 000 letters of one window stay unacknowledged for a round: adding stays fast, and no id is given twice."""
-    for _ in range(5):
-        await inbox.add(*["x"] * 500)
-
-    async def add() -> None:
+    usual = Inbox(client, keys, "usual")
+    for to in (usual, inbox):
         for _ in range(5):
-            assert (await inbox.add(*["y"] * 100)) == [100, 0, 0, 0]
-
-    usual = min(await durations(client, add))
+            await to.add(*["x"] * 500)
     await inbox.start_at(PACKET_IDS - 200)
-    assert min(await durations(client, add)) < 10 * usual
+
+    async def add(to: Inbox) -> None:
+        assert (await to.add(*["y"] * 100)) == [100, 0, 0, 0]
+
+    # in turn, the best counts: a busy second of the machine is in both
+    took = {usual: list[float](), inbox: list[float]()}
+    for _ in range(20):
+        for to, times in took.items():
+            times.extend(await durations(client, partial(add, to)))
+    assert min(took[inbox]) < 10 * min(took[usual])
     refs = await inbox.refs()
-    assert len({packet_id_of(seq) for seq in refs}) == len(refs) == 3500
+    assert len({packet_id_of(seq) for seq in refs}) == len(refs) == 4500
 
 
 async def hold(inbox: Inbox, count: int) -> str:
