@@ -22,6 +22,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
+from tenacity import wait_fixed
+
 from rsmq import BatchEnded, BatchExists, Broker, Message, Reject, RetryPolicy, Settings
 from rsmq.redis.streams import ensure_groups
 from rsmq.testing.server import ThrowawayServer
@@ -47,7 +49,7 @@ async def work(url: str) -> None:
     """A worker, until it is killed or SIGTERM."""
     broker, tried = Broker(settings(url)), set[str]()
 
-    @broker.handler("sms", group="sender", retry=RetryPolicy(max_attempts=50), concurrency=16)
+    @broker.handler("sms", group="sender", retry=RetryPolicy(max_attempts=50, wait=wait_fixed(0.05)), concurrency=16)
     async def send(number: int, message: Message) -> None:
         await asyncio.sleep(random.random() / 200)
         if number % 10 == 3:
@@ -57,7 +59,7 @@ async def work(url: str) -> None:
             raise OSError("once more")
         if number >= 0 and number % 5 == 0:
             assert message.batch is not None
-            await message.batch.publish("sms", -1, key=str(number))
+            await message.batch.publish("sms", -1, key=message.key)
 
     await broker.run()
 
@@ -69,10 +71,14 @@ async def publish(url: str, batches: int, members: int) -> None:
     async def one(name: str) -> None:
         async with limit:
             for resume in (False, True):
+                status = await broker.find_batch(name) if resume else None
+                if status is not None and status.ended is not None:
+                    return
                 with suppress(BatchExists, BatchEnded):
                     async with broker.batch(name, group="sender", on_complete="reports", resume=resume) as batch:
                         for number in range(members):
-                            await batch.publish("sms", number, key=str(number), message_id=f"{name}-{number}")
+                            about = {"key": f"{name}-{number % 50}", "message_id": f"{name}-{number}"}
+                            await batch.publish("sms", number, **about)
                     return
 
     async with broker:
@@ -95,6 +101,12 @@ async def callbacks(broker: Broker) -> list[dict[str, Any]]:
     return found
 
 
+async def stored(broker: Broker) -> int:
+    """How many callbacks there are."""
+    topic = await broker.topics.ensure("reports")
+    return sum([await broker.client.xlen(broker.keys.stream("reports", number)) for number in topic.numbers])
+
+
 def judge(found: Sequence[dict[str, Any]], batches: int, members: int) -> list[str]:
     """What is wrong."""
     wanted, seen = expected(members), Counter(each["batch"] for each in found)
@@ -105,8 +117,10 @@ def judge(found: Sequence[dict[str, Any]], batches: int, members: int) -> list[s
     return wrong
 
 
-async def run(batches: int, members: int, kills: int, seed: int, patience: float = 300.0) -> list[str]:
-    """Publish, kill, wait for the callbacks, and judge. Returns what is wrong."""
+async def run(
+    batches: int, members: int, kills: int, seed: int, patience: float = 300.0, pause: float = 0.45
+) -> list[str]:
+    """Publish, kill, wait for the callbacks, and judge. `pause`: seconds between kills. Returns what is wrong."""
     chance = random.Random(seed)
     server = ThrowawayServer().start()
     processes = dict[str, subprocess.Popen[bytes]]()
@@ -121,8 +135,8 @@ async def run(batches: int, members: int, kills: int, seed: int, patience: float
             processes |= {name: start(server.url, *words) for name, words in what.items()}
             ends = time.monotonic() + patience
             while time.monotonic() < ends:
-                await asyncio.sleep(0.2 + 0.5 * chance.random())
-                if len(await callbacks(broker)) >= batches and not kills:
+                await asyncio.sleep(pause * (0.5 + chance.random()))
+                if await stored(broker) >= batches and not kills:
                     break
                 name = chance.choice(sorted(processes))
                 is_over = name == "publisher" and processes[name].poll() == 0
@@ -146,6 +160,7 @@ def main() -> None:
     words.add_argument("--batches", type=int, default=100)
     words.add_argument("--members", type=int, default=100)
     words.add_argument("--kills", type=int, default=20)
+    words.add_argument("--pause", type=float, default=0.45, help="seconds between kills")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--patience", type=float, default=3600)
     words.add_argument("--url", default="")
@@ -159,7 +174,7 @@ def main() -> None:
         asyncio.run(publish(given.url, given.batches, given.members))
     else:
         begun = time.monotonic()
-        wrong = asyncio.run(run(given.batches, given.members, given.kills, given.seed, given.patience))
+        wrong = asyncio.run(run(given.batches, given.members, given.kills, given.seed, given.patience, given.pause))
         took = time.monotonic() - begun
         print(f"{given.batches} batches of {given.members}, {given.kills} kills, {took:.0f} s: {len(wrong)} wrong")
         print(*wrong[:20], sep="\n")
