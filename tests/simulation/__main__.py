@@ -40,6 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="let only this fault or delay happen; may be repeated")
     parser.add_argument("--measure", action="store_true", help="how fast it is: 20 seeds of 60 virtual seconds")
     parser.add_argument("--large", action="store_true", help="in every seed few members watch all others")
+    parser.add_argument("--noted", action="store_true", help="handlers have steps and results, where that can be")
     parser.add_argument("--batched", action="store_true", help="all messages are members of a batch, where that can be")
     parser.add_argument("--no-shrink", action="store_true", help="leave a seed that fails as it is")
     return parser.parse_args()
@@ -49,6 +50,7 @@ def plan_of(chosen: argparse.Namespace) -> Plan:
     """The plan for the chosen span, with as many messages a second."""
     plan = Plan(encodes=float(chosen.encoded))
     factor = chosen.minutes * 60 / plan.seconds if chosen.minutes else 1
+    plan = replace(plan, noted=1.0 if chosen.noted else plan.noted)
     plan = replace(plan, large=1.0 if chosen.large else plan.large, batched=1.0 if chosen.batched else plan.batched)
     return replace(plan, seconds=plan.seconds * factor, messages=int(plan.messages * factor))
 
@@ -103,6 +105,7 @@ def replay_command(chosen: argparse.Namespace, outcome: Outcome) -> str:
     words += ["--minutes", f"{chosen.minutes:g}"] if chosen.minutes else []
     words += ["--large"] if chosen.large else []
     words += ["--batched"] if chosen.batched else []
+    words += ["--noted"] if chosen.noted else []
     words += ["--encoded"] if chosen.encoded else []
     words += ["--server", chosen.server] if chosen.server != SERVER else []
     return shlex.join([*words, *(word for name in outcome.made or [""] for word in ("--only", name))])

@@ -14,7 +14,7 @@ FENCED: Final = {
         (0, (scripts.RENEW_LEASE, scripts.RELEASE_LEASE, scripts.KEEP_WAITS)),
         (1, (scripts.START_MESSAGE, scripts.PARK_MESSAGE, scripts.UNPARK_MESSAGES, scripts.CLAIM_PENDING)),
         (1, (scripts.SETTLE_OUTPUTS, scripts.BURY_MESSAGE, scripts.HAND_BACK, scripts.RESTORE_PENDING)),
-        (1, (scripts.PUT_ASIDE, scripts.READ_AGAIN, scripts.START_CALL)),
+        (1, (scripts.PUT_ASIDE, scripts.READ_AGAIN, scripts.START_CALL, scripts.KEEP_NOTE)),
     )
     for script in owned
 }

@@ -93,6 +93,8 @@ class Plan:
     `digests`: the share of seeds with order per key and batches in which a call has the messages of one key that are
     stored within `linger` seconds (0: a batch may have several keys).
     `batched`: the share of seeds, of those in which all ends can be counted, with all messages `in_batch`.
+    `noted`: the share of seeds without inboxes in which handlers have a step and say how far they are, and each message
+    that is handled alone has a result.
     `large`: the share of seeds in which the group has more members than `watchers`.
     `encodes`: the share of seeds in which messages are `encoded`: compressed and encrypted with one of two keys, and of
     half of them the bodies lie in a store, which is slow, goes away, and is swept.
@@ -100,6 +102,8 @@ class Plan:
 
     batched: float = 0.25
     in_batch: bool = False
+    noted: float = 0.15
+    has_notes: bool = False
     large: float = 0.3
     watchers: int = 8
     encodes: float = 0.0
@@ -250,6 +254,11 @@ class Plan:
         )
         may_be_batch = not (is_inbox or is_audited or has_fallback or varied.uniques)
         varied = replace(varied, in_batch=may_be_batch and choices.unit("in a batch") < self.batched)
+        may_note = not (is_inbox or is_audited or has_fallback or varied.uniques or varied.moves)
+        if may_note and choices.unit("notes") < self.noted:
+            # most without what may make a step, or a message, come again: then nothing may
+            losses = () if choices.unit("notes and losses") < 0.2 else ("reset", "failover")
+            varied = replace(varied, has_notes=True, faults=tuple(each for each in varied.faults if each not in losses))
         if is_hot:
             varied = varied._hot(choices)
         # what is read of entries here, as of unique names and tenants, would need the store
@@ -258,7 +267,7 @@ class Plan:
         )
         if may_encode and choices.unit("encoded") < self.encodes:
             kind = choices.among(["sealed", "stored"], "how encoded")
-            return replace(varied, encoded=kind, has_outputs=varied.has_outputs and kind == "sealed")
+            return replace(varied, encoded=kind, has_notes=False, has_outputs=varied.has_outputs and kind == "sealed")
         may_be_quiet = distribution == "hash" and ordering != "partition" and not (batch or is_inbox or is_audited)
         if may_be_quiet and choices.unit("quiet") < self.quiet:
             varied = replace(varied, has_quiet=True)

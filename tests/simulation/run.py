@@ -32,6 +32,7 @@ from tests.simulation.inbox import Devices
 from tests.simulation.limits import Limits
 from tests.simulation.moves import Moves
 from tests.simulation.network import Network
+from tests.simulation.notes import Notes
 from tests.simulation.plan import GROUP, TOPIC, Plan
 from tests.simulation.process import Process
 from tests.simulation.quiet import Quiet
@@ -94,6 +95,7 @@ class Run:
         self.handed_on = HandedOn(self)
         self.uniques = Uniques(self)
         self.batches = Batches(self)
+        self.notes = Notes(self)
         self.encoded = Encoded(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
@@ -150,6 +152,7 @@ class Run:
             *self.burials.wrong([name for name, _ in letters], Counter(map(itemgetter(0), self._outputs(BURIED)))),
             *self.handed_on.wrong(letters),
             *self.batches.wrong(letters),
+            *self.notes.wrong({name for name, _ in letters}),
             *self.violations,
             *([] if self._is_published else ["the publisher is not done"]),
             *self._skipped_ticks(),
@@ -415,6 +418,7 @@ class Run:
                 await message.publish(OUTPUTS, {"key": name[0], "n": name[1]}, key=name[0])
             if plan.busy:
                 await anyio.sleep(choices.between(0, plan.busy, f"work: {label}"))
+            await self.notes.work(member, name, message)
             if name in self._poison:
                 self._note("fail", name, member.number, message.attempt)
                 self.handed_on.rejects(name, message)
@@ -434,8 +438,9 @@ class Run:
                 raise Retry("once more")
             return str(order["key"])
 
-        async def handle(order: dict[str, Any], message: Message) -> None:
+        async def handle(order: dict[str, Any], message: Message) -> list[Any] | None:
             await handle_one(order, message)
+            return [order["key"], order["n"]] if plan.has_notes else None
 
         async def handle_batch(orders: list[dict[str, Any]], messages: list[Message]) -> list[Exception | None]:
             """One after the other; what follows a failed message of the same key (or partition) is left for later."""
@@ -544,7 +549,9 @@ class Run:
         self._tried[name] = self.world.now
         try:
             publish = self.batches.publisher or broker.publish
-            ref = await publish(TOPIC, {"key": name[0], "n": name[1]}, **({"key": name[0]} | options))
+            ref = await publish(
+                TOPIC, {"key": name[0], "n": name[1]}, **({"key": name[0]} | self.notes.options | options)
+            )
         except RsmqError as error:
             self.world.note(f"   publishing {name} failed: {error!r}")
             self._unknown.add(name)
@@ -552,6 +559,7 @@ class Run:
         if ref.is_new is not False:
             self._stored[name] = self.world.now
             self.expiries.published(name)
+            self.notes.published(name, ref)
         return ref
 
     # -- what must hold ---------------------------------------------------------------------------------------------
