@@ -6,7 +6,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
 
 from rsmq.errors import ConfigError
 from rsmq.model.partition import partition_for
@@ -19,8 +20,8 @@ BLOCK: Final = 1000
 LONGEST_NAME: Final = 200
 ANY_GROUP: Final = "*"
 """The group of a fallback's message: the first one that ends it counts."""
-SHAPE: Final = re.compile(rb"([do])(\d+\.\w{1,40}) ([A-Za-z0-9._*-]{1,128}) (\w{1,40}) (\d{1,3})", re.ASCII)
-
+FRONT: Final = re.compile(rb"([do])(\d+\.\w{1,40}) ([A-Za-z0-9._*-]{1,128}) (\w{1,40})", re.ASCII)
+"""The field up to the number of the member."""
 HOME: Final = re.compile(r"\d+\.\w{1,40}", re.ASCII)
 """Shard and id of a batch."""
 
@@ -45,44 +46,69 @@ def new_home(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMember:
-    """One member. `is_direct`: its batch is on the server of its topic; otherwise, on a cluster, in another slot."""
+class MemberBlock:
+    """What members of one block share. `is_direct`: their batch is on the server of their topic; otherwise, on a
+    cluster, in another slot."""
 
     is_direct: bool
     home: str
     group: str
-    block: str
-    number: int
-    field: str
-    """The value of the field."""
+    name: str
+    front: str
+    """The field `batch` of its members, up to their number."""
 
     @classmethod
-    def of(cls, is_direct: bool, home: str, group: str, block: str, number: int) -> BatchMember:
+    def of(cls, is_direct: bool, home: str, group: str, name: str) -> MemberBlock:
         """By its parts."""
-        field = f"{'d' if is_direct else 'o'}{home} {group} {block} {number}"
-        return cls(is_direct, home, group, block, number, field)
+        return cls(is_direct, home, group, name, f"{'d' if is_direct else 'o'}{home} {group} {name}")
 
-    def in_group(self, group: str) -> BatchMember:
-        """The same member, whose end in another group counts."""
-        return BatchMember.of(self.is_direct, self.home, group, self.block, self.number)
+
+@lru_cache(1024)
+def read_block(front: bytes) -> MemberBlock | None:
+    """A block by what its members' fields begin with. None: it is no such field."""
+    found = FRONT.fullmatch(front)
+    if found is None:
+        return None
+    how, home, group, name = (part.decode() for part in found.groups())
+    return MemberBlock.of(how == "d", home, group, name)
+
+
+class BatchMember(NamedTuple):
+    """One member: its block, and its number there."""
+
+    block: MemberBlock
+    number: int
 
     @classmethod
     def read(cls, value: bytes) -> BatchMember | None:
         """By the field; None for a field that another client has written for itself."""
-        found = SHAPE.fullmatch(value)
-        if found is None:
-            return None
-        how, home, group, block, number = (part.decode() for part in found.groups())
-        return cls(how == "d", home, group, block, int(number), value.decode())
+        front, _, number = value.rpartition(b" ")
+        block = read_block(front)
+        return None if block is None or not number.isdigit() or len(number) > 3 else cls(block, int(number))
+
+    def in_group(self, group: str) -> BatchMember:
+        """The same member, whose end in another group counts."""
+        block = self.block
+        return BatchMember(MemberBlock.of(block.is_direct, block.home, group, block.name), self.number)
+
+    @property
+    def field(self) -> str:
+        """The value of the field."""
+        return f"{self.block.front} {self.number}"
+
+    @property
+    def home(self) -> str:
+        """Shard and id of its batch."""
+        return self.block.home
 
     @property
     def address(self) -> str:
         """Which member of its batch it is."""
-        return f"{self.block}.{self.number}"
+        return f"{self.block.name}.{self.number}"
 
     def of_group(self, group: str) -> bool:
         """Whether the end of the message in this group counts."""
-        return self.group in (group, ANY_GROUP)
+        return self.block.group in (group, ANY_GROUP)
 
 
 def batch_mark(home: str) -> str:
@@ -99,31 +125,31 @@ class Numbers:
     """Hands out members of one batch. No two processes give the same: each has blocks of its own."""
 
     def __init__(self, home: str, group: str, *, is_direct: bool) -> None:
-        self._home = home
-        self._group = group
-        self._is_direct = is_direct
-        self._block = ""
-        self._next = BLOCK
+        self._about = (is_direct, home, group)
+        self._block: MemberBlock | None = None
+        self._next = 0
 
     def next(self) -> BatchMember:
         """A member that there was not before."""
-        if self._next >= BLOCK:
-            self._block = secrets.token_hex(6)
+        if self._block is None or self._next >= BLOCK:
+            self._block = MemberBlock.of(*self._about, secrets.token_hex(6))
             self._next = 0
-        member = BatchMember.of(self._is_direct, self._home, self._group, self._block, self._next)
+        member = BatchMember(self._block, self._next)
         self._next += 1
         return member
 
 
 def changes(members: Iterable[BatchMember]) -> Iterator[str | int]:
     """Members that were added, for `count_members.lua`: block, first and last number, outcome; runs are one change."""
-    block, first, last = "", 0, -1
-    for member in sorted(members, key=lambda each: (each.block, each.number)):
-        if member.block == block and member.number == last + 1:
-            last += 1
-            continue
-        if block:
-            yield from (block, first, last, "counted")
-        block, first, last = member.block, member.number, member.number
-    if block:
-        yield from (block, first, last, "counted")
+    numbers: dict[str, list[int]] = {}
+    for block, number in members:
+        numbers.setdefault(block.name, []).append(number)
+    for name, added in numbers.items():
+        added.sort()
+        first = last = added[0]
+        for number in added[1:]:
+            if number > last + 1:
+                yield from (name, first, last, "counted")
+                first = number
+            last = number
+        yield from (name, first, last, "counted")

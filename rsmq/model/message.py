@@ -52,6 +52,8 @@ WITH_HEADERS: Final = [b"data", b"id", b"key", b"type", b"h"]
 """The fields of a message that came through an MQTT gateway."""
 HEADED: Final = (WITH_HEADERS, [b"data", b"id", b"key", b"h"], [b"data", b"id", b"h"])
 """The usual fields of a message with headers, which come last."""
+PLAIN_WITH_ID: Final = ([b"data", b"id", b"key"], [b"data", b"id"])
+"""The fields before `batch` of nearly all members of batches."""
 LARGEST_PAYLOAD: Final = 1 << 20
 """Largest payload that a setting allows. A larger one was stored by another client, and is not handled."""
 
@@ -233,6 +235,22 @@ class Message:
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
             refuse_oversized(self)
             (check_headers if len(entry) == 10 else read_headers)(entry[-1])  # only those of a device repeat
+        elif (
+            len(entry) in (6, 8) and entry[-2] == FIELD and entry[:-2:2] in PLAIN_WITH_ID
+        ):  # nearly all members of batches
+            self.is_plain = False
+            self._entry = entry
+            self.expires_ms = None
+            self.encoding = None
+            self.is_encoded = False
+            self.result_ms = None
+            self.data = entry[1]
+            self._id = entry[3]
+            self.routing_key = self._key = entry[5] if len(entry) == 8 else None
+            self.member = BatchMember.read(entry[-1])
+            refuse_oversized(self)
+            if self.member is not None:
+                origin.join(self, self.member)
         else:
             self._read_any_layout(entry)
 

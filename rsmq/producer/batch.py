@@ -53,6 +53,12 @@ def encode_entry(
     return len(fields), pack_arguments(fields)
 
 
+def encode_member(data: bytes, message_id: str, key: str | None, content_type: str, field: str) -> Entry:
+    """A member of a batch: a message with the field `batch` at its end."""
+    count, packed = encode_entry(data, message_id, key, content_type, None)
+    return count + 2, b"%b$5\r\nbatch\r\n$%d\r\n%b\r\n" % (packed, len(field), field.encode())
+
+
 def pack_arguments(values: Sequence[bytes | str | int]) -> bytes:
     """Arguments of a command in the wire format, without the number of them that a command begins with."""
     return pack(values).partition(b"\r\n")[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from rsmq.model.record import text
 from rsmq.model.settings import Settings
 from rsmq.model.words import duration
 from rsmq.producer.output import Output
-from rsmq.producer.producer import Producer
+from rsmq.producer.producer import MemberOnWay, Producer
 from rsmq.redis.client.connector import Client, retrying
 from rsmq.redis.scripts import COUNT_MEMBERS, OK, OPEN_BATCH, Script, Value
 from rsmq.redis.topics import Topics, lookup_topic, note_batches
@@ -41,6 +40,7 @@ log = logging.getLogger("rsmq.batch")
 
 PAGE: Final = 500
 """Members that are stored before the batch hears of them, and at its end."""
+ONLY_KEY: Final = frozenset(("key",))
 DAY: Final = timedelta(days=1)
 WEEK: Final = timedelta(days=7)
 
@@ -123,12 +123,13 @@ class OpenBatch:
         self._waiting = 0
         """Calls that wait for a topic, or behind one that does."""
         self._page = list[BatchMember]()
-        self._stored = set[BatchMember]()
+        self._stored: dict[str, set[int]] = {}
+        """Numbers of members, by block."""
         self._on_way = 0
         self._arrived = asyncio.Event()
         """Set when no publish is on its way, while the batch closes."""
-        self._unknown: dict[str, Output] = {}
-        """Members whose publish ended without an answer, by their id: their numbers stay theirs."""
+        self._unknown: dict[str, MemberOnWay] = {}
+        """Members whose publish ended without an answer, or was cancelled, by their id: their numbers stay theirs."""
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -183,6 +184,10 @@ class OpenBatch:
             raise ConfigError(
                 f"batch {self.name!r} is not open: publish inside `async with broker.batch(...) as batch:`"
             )
+        if topic in self._admitted and not self._waiting and not self._options.resume and options.keys() <= ONLY_KEY:
+            on_way = self._producer.add_member(topic, payload, options.get("key"), self._numbers.next())
+            if on_way is not None:
+                return await self._stored_as(on_way)
         refuse_unknown("batch.publish", options, OutputOptions.__annotations__)
         given = options.get("message_id")
         if self._options.resume and given is None:
@@ -193,7 +198,7 @@ class OpenBatch:
             await self._admit(topic)
         unknown = None if given is None else self._unknown.pop(given, None)
         if unknown is not None:
-            return await self._store(unknown, is_again=True)
+            return await self._store(unknown.output, is_again=True)
         return await self._store(await self._producer.output(topic, payload, **options, member=self._numbers.next()))
 
     async def _admit(self, topic: str) -> None:
@@ -211,24 +216,39 @@ class OpenBatch:
 
     async def _store(self, output: Output, *, is_again: bool = False) -> MessageRef:
         """Store a member, and note it for the next page."""
+        return await self._stored_as(self._producer.add_output(output, self._lifetime_ms, is_again=is_again))
+
+    async def _stored_as(self, on_way: MemberOnWay) -> MessageRef:
+        """The ref of a member, when it is stored and noted for the next page."""
         self._on_way += 1
         try:
-            ref, known = await self._producer.store_member(output, self._lifetime_ms, is_again=is_again)
+            await on_way.waiter
         except BaseException as error:  # what is not stored needs no member; an earlier call may have stored it
-            if is_again or not isinstance(error, TopicFull | BrokerUnavailable):
-                self._unknown[output.message_id] = output
+            if on_way.is_again or not isinstance(error, TopicFull | BrokerUnavailable):
+                self._unknown[on_way.message_id] = on_way
             raise
         finally:
             self._on_way -= 1
             if not self._on_way:
                 self._arrived.set()
-        member = output.member if known is None else await self._member_of(output, known)
-        if member is not None and member not in self._stored:
-            self._stored.add(member)
-            self._page.append(member)
-            if len(self._page) >= PAGE:
-                await self._tell("added")
-        return ref
+        await self._note(on_way)
+        return on_way.ref
+
+    async def _note(self, on_way: MemberOnWay) -> None:
+        """It is stored: note it for the next page."""
+        known, member = on_way.known, on_way.member
+        if known is not None:
+            member = await self._member_of(on_way.output, known)
+        if member is not None:
+            block, number = member
+            numbers = self._stored.get(block.name)
+            if numbers is None:
+                numbers = self._stored[block.name] = set()
+            if number not in numbers:
+                numbers.add(number)
+                self._page.append(member)
+                if len(self._page) >= PAGE:
+                    await self._tell("added")
 
     async def _member_of(self, output: Output, known: bytes) -> BatchMember | None:
         """The member that a message is which was there before. None: it has left, or is of another batch."""
@@ -263,10 +283,16 @@ class OpenBatch:
             self._arrived.clear()
             await self._arrived.wait()
         for message_id in list(self._unknown):
-            await self._store(self._unknown.pop(message_id), is_again=True)
+            on_way = self._unknown[message_id]
+            is_unknown = await on_way.is_unknown()
+            self._unknown.pop(message_id, None)
+            if is_unknown:
+                await self._store(on_way.output, is_again=True)
+            elif on_way.error is None:
+                await self._note(on_way)
         await self._tell("added")
-        counts = Counter(member.block for member in self._stored)
-        await self._tell("closed", " ".join(f"{block}={count}" for block, count in sorted(counts.items())))
+        stored = sorted(self._stored.items())
+        await self._tell("closed", " ".join(f"{block}={len(numbers)}" for block, numbers in stored))
         self._is_open = False
 
     async def _tell(self, word: str, told: str = "") -> None:
@@ -291,4 +317,4 @@ class OpenBatch:
         raise AssertionError("retrying ends with a result or an error")
 
     def __repr__(self) -> str:
-        return f"<OpenBatch {self.name!r} members={len(self._stored)}>"
+        return f"<OpenBatch {self.name!r} members={sum(map(len, self._stored.values()))}>"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 import anyio.abc
 
-from rsmq.errors import OTHER_LOOP, BatchEnded, ConfigError, TooLarge
+from rsmq.errors import OTHER_LOOP, BatchEnded, BrokerUnavailable, ConfigError, RsmqError, TooLarge, TopicFull
 from rsmq.model.batch_member import BatchMember
 from rsmq.model.body import Body, BodyFolder
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
@@ -52,6 +53,7 @@ from rsmq.producer.batch import (
     MembersOnce,
     Once,
     Waiter,
+    encode_member,
 )
 from rsmq.producer.bodies import BodyWriter
 from rsmq.producer.claims import Claim, Claims
@@ -257,8 +259,26 @@ class Producer:
             note_answer(ref, batch, position)
         return ref
 
-    async def store_member(self, output: Output, lifetime_ms: int, *, is_again: bool = False) -> StoredMember:
-        """Store a member of a batch, as `output` has made it. Raises what `publish` raises.
+    def add_member(self, topic: str, payload: Any, key: str | None, member: BatchMember) -> MemberOnWay | None:
+        """Send a member of a batch that has no other option: await its `waiter`. None: that is not possible at once,
+        so `output` makes it. Raises what `publish` raises before it writes."""
+        target = cached_topic(self._topics, topic)
+        if target is None or self.prepare is not None or self.encoding is not None or self._tasks is None:
+            return None
+        data, content_type = encode_payload(payload)
+        identity = self._new_id()
+        size = check_size(data, key, None, self._limit)
+        try:
+            entry = encode_member(data, identity, key, content_type, member.field)
+        except UnicodeEncodeError:
+            raise not_unicode(key) from None
+        block = target.normal
+        partition = block.numbers[partition_for(identity if key is None else key, block.count)]
+        batch = self._queue(0).batch(Append, target, partition, self._stream(target, partition))
+        return MemberOnWay(batch, identity, key, entry, size, member)
+
+    def add_output(self, output: Output, lifetime_ms: int, *, is_again: bool = False) -> MemberOnWay:
+        """Send a member of a batch, as `output` has made it: await its `waiter`.
 
         `lifetime_ms`: so long a given id is remembered. `is_again`: an earlier call may have stored it.
         """
@@ -269,17 +289,10 @@ class Producer:
             batch.due.setdefault(output.message_id, output.due)
         if isinstance(batch, Members):
             batch.lifetimes[output.message_id] = lifetime_ms
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        position = len(batch.ids)
-        batch.add(output.message_id, kind.pack(list(output.fields)), output.size)
-        batch.waiters.append(waiter)
-        await waiter
-        fields = output.fields
-        ref = MessageRef.of(output.message_id, batch.home, str(fields[5]) if fields[4] == "key" else None)
-        if output.is_once:
-            note_answer(ref, batch, position)
-        known = batch.known.get(output.message_id) if isinstance(batch, Members) else None
-        return StoredMember(ref, known)
+        fields, entry = output.fields, kind.pack(list(output.fields))
+        key = str(fields[5]) if len(fields) > 4 and fields[4] == "key" else None
+        about = (batch, output.message_id, key, entry, output.size, output.member, output)
+        return MemberOnWay(*about, is_again=is_again)
 
     async def admit_batch(self, home: str, group: str, topic: str) -> None:
         """Let a batch have members in a topic. Raises ConfigError if its group is none of the topic's, or if a full
@@ -696,12 +709,100 @@ class Producer:
         return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}{bodies}>"
 
 
-class StoredMember(NamedTuple):
-    """A member of a batch that is stored. `known`: where a message of its id is that was there before: a stream id, or
-    when it is due."""
+class MemberOnWay:
+    """A member of a batch that is being stored. `waiter` is done when it is, or raises what `publish` raises.
 
-    ref: MessageRef
-    known: bytes | None
+    The write goes on when the caller is cancelled, so this hears of its end, too. `is_again`: an earlier write may have
+    stored it. `made`: by `output`, with options.
+    """
+
+    __slots__ = (
+        "_entry", "_is_ended", "_size", "batch", "error", "is_again", "key", "made", "member", "message_id", "position",
+        "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        batch: Batch,
+        message_id: str,
+        key: str | None,
+        entry: Any,
+        size: int,
+        member: BatchMember | None,
+        made: Output | None = None,
+        *,
+        is_again: bool = False,
+    ) -> None:
+        self.batch = batch
+        self.message_id = message_id
+        self.key = key
+        self._entry = entry
+        self._size = size
+        self.member = member
+        self.made = made
+        self.is_again = is_again
+        self._is_ended = False
+        self.error: Exception | None = None
+        self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.position = len(batch.ids)
+        batch.add(message_id, entry, size)
+        batch.waiters.append(self)
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._is_ended
+
+    def set_result(self, result: None, /) -> None:
+        """The server has it."""
+        self._is_ended = True
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """It is not stored, or it is not known whether it is."""
+        self._is_ended = True
+        self.error = exception
+        if not self.waiter.done():
+            self.waiter.set_exception(exception)
+
+    async def is_unknown(self) -> bool:
+        """Wait for its end. Returns whether it is still not known if it is stored."""
+        if not self._is_ended:
+            self.waiter = asyncio.get_running_loop().create_future()
+            with suppress(RsmqError):
+                await self.waiter
+        is_certain = self.error is None or (not self.is_again and isinstance(self.error, TopicFull | BrokerUnavailable))
+        return not is_certain
+
+    @property
+    def output(self) -> Output:
+        """The same, to be stored again."""
+        if self.made is not None:
+            return self.made
+        parts = Append.fields_of(self._entry)
+        fields = [parts[0], parts[1], *[each if isinstance(each, str) else each.decode() for each in parts[2:]]]
+        about = (self.batch.topic, self.batch.partition, self.message_id, fields, self._size, "")
+        return Output(*about, is_once=False, member=self.member)
+
+    @property
+    def known(self) -> bytes | None:
+        """Once it is stored: where a message of its id is that was there before: a stream id, or when it is due."""
+        if self.made is None:
+            return None
+        return self.batch.known.get(self.message_id) if isinstance(self.batch, Members) else None
+
+    @property
+    def ref(self) -> MessageRef:
+        """Once it is stored."""
+        ref = MessageRef(self.message_id)
+        ref.home = self.batch.home
+        ref.key = self.key
+        if self.made is not None and self.made.is_once:
+            note_answer(ref, self.batch, self.position)
+        return ref
+
+    def __repr__(self) -> str:
+        return f"<MemberOnWay {self.message_id}{' ended' if self._is_ended else ''}>"
 
 
 def claimed(claim: Claim, identity: str, batch: Batch, key: str | None) -> MessageRef:

@@ -127,7 +127,7 @@ class Outputs:
         if numbers is None:
             if len(self._numbers) >= MOST_NUMBERED:
                 self._numbers.clear()
-            numbers = self._numbers[about] = Numbers(own.home, group, is_direct=own.is_direct)
+            numbers = self._numbers[about] = Numbers(own.home, group, is_direct=own.block.is_direct)
             self._batch_topics.clear()
         if (own.home, topic) not in self._batch_topics:
             await self._producer.admit_batch(own.home, group, topic)

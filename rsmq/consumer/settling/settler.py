@@ -160,7 +160,8 @@ class Settler:
         keys, args = list[str](), list[Value]((self._member, self._group))
         for lane, ids in batch:
             parked = lane.parked_members(ids) if lane.retried else ()
-            members = lane.outgoing.fields_of(ids) if lane.outgoing.members else ()
+            outgoing = lane.outgoing
+            members = () if not outgoing.members else (outgoing.blocks_of if lane.epoch else outgoing.fields_of)(ids)
             keys += (lane.stream, lane.lease_key, lane.retry_key)
             args += (lane.epoch, len(ids), len(parked), len(members), *ids, *parked, *members)
         return keys, args
@@ -196,9 +197,8 @@ class Settler:
             self._on_stale(lane)
             return
         lane.forget(ids)
-        if lane.outgoing.members:
-            for entry_id in ids:
-                self.left_batch(lane, entry_id)
+        if lane.outgoing.members and lane.outgoing.leave_all(ids):
+            self.outputs.relay.wake(lane)
         self._stats["settled"] += answer[1]
         if answer[1] < len(ids):
             self._stats["not_pending"] += len(ids) - answer[1]

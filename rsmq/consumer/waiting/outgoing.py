@@ -124,8 +124,16 @@ class Outgoing:
         self.members[message.entry_id] = MemberInFlight(message.entry_id, message.attempt, member)
 
     def leave(self, entry_id: bytes) -> bool:
-        """Another script has ended it. Returns whether it was a member."""
+        """A script has ended it. Returns whether it was a member."""
         return self.members.pop(entry_id, None) is not None
+
+    def leave_all(self, ids: Iterable[bytes]) -> bool:
+        """A script has ended these. Returns whether there were members among them."""
+        known = self.members
+        before = len(known)
+        for entry_id in ids:
+            known.pop(entry_id, None)
+        return len(known) < before
 
     def moved_member(self, message: Message, group: str | None) -> BatchMember | None:
         """As which member of its batch the message of a fallback goes on. Without a `group` any may end it."""
@@ -220,6 +228,15 @@ class Outgoing:
         """Which of these are which members: the field `batch` of each, or an empty text."""
         known = self.members
         return [known[each].member.field if each in known else "" for each in ids]
+
+    def blocks_of(self, ids: Iterable[bytes]) -> list[str]:
+        """Which members are among these: a field `batch` for each block, with the numbers of all of them."""
+        known, found = self.members, dict[str, list[str]]()
+        for entry_id in ids:
+            if entry_id in known:
+                block, number = known[entry_id].member
+                found.setdefault(block.front, []).append(str(number))
+        return [f"{front} {' '.join(numbers)}" for front, numbers in found.items()]
 
     def serve(self) -> bool:
         """Whether a task must be started for what waits. It says `rest` at its end."""

@@ -1,7 +1,8 @@
 -- PURPOSE  Acknowledge handled messages as settle_messages does, some of which are members of batches, and count these.
 -- KEYS     1 stream  2 lease hash  3 retry zset  and so on, three for each partition
 -- ARGV     1 owner  2 group  then for each partition: epoch, count:int, retried:int, members:int, so many stream ids, so
---          many members of the retry zset, and so many members of batches (the field `batch`; '' for a message of none)
+--          many members of the retry zset, and so many members of batches: under a lease a field `batch` for each block,
+--          with all its numbers; in shared distribution the field of each message, '' for a message of none
 -- RETURNS  for each partition {'OK', acknowledged:int} or {'STALE_EPOCH'}
 -- WHY      Under a lease only the owner settles, so all that it names has been handled: it counts also if its consumer
 --          was deleted, and twice is once. In shared distribution what another member has by now does not count here.
@@ -16,12 +17,15 @@ local function settle(stream, lease, retry, epoch, first, last, parked, members,
       acked = acked + redis.call('XACK', stream, ARGV[2], unpack(ARGV, i, math.min(i + 999, last)))
     end
     for i = last + 1, last + parked do redis.call('ZREM', retry, ARGV[i]) end
+    for i = last + parked + 1, last + parked + members do leaving[#leaving + 1] = { ARGV[i], 'done', '' } end
+    return { 'OK', acked }
   end
-  for i = first, (epoch == '' or members > 0) and last or 0 do
-    local row = epoch == '' and redis.call('XPENDING', stream, ARGV[2], ARGV[i], ARGV[i], 1)[1]
-    local is_mine = epoch ~= '' or row and row[2] == ARGV[1] and redis.call('XACK', stream, ARGV[2], ARGV[i]) == 1
-    if is_mine and epoch == '' then acked = acked + 1 end
-    if is_mine and members > 0 and ARGV[i + from] ~= '' then leaving[#leaving + 1] = { ARGV[i + from], 'done', '' } end
+  for i = first, last do
+    local row = redis.call('XPENDING', stream, ARGV[2], ARGV[i], ARGV[i], 1)[1]
+    if row and row[2] == ARGV[1] and redis.call('XACK', stream, ARGV[2], ARGV[i]) == 1 then
+      acked = acked + 1
+      if members > 0 and ARGV[i + from] ~= '' then leaving[#leaving + 1] = { ARGV[i + from], 'done', '' } end
+    end
   end
   return { 'OK', acked }
 end
