@@ -89,6 +89,20 @@ def test_a_line_of_prose_has_at_most_120_columns() -> None:
     assert [(page.name, line) for page in PAGES for line in prose(page.read_text()) if len(line) > WIDEST] == []
 
 
+def uneven_rows(page: Path) -> Iterator[str]:
+    """Rows of a table with another number of cells than its head: they were written into the wrong table."""
+    cells = 0
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if found and cells and found != cells:
+            yield f"{page.relative_to(ROOT)}:{number} has {found - 1} cells, and the head of its table {cells - 1}"
+        cells = (cells or found) if found else 0
+
+
+def test_a_row_of_a_table_has_the_cells_of_its_head() -> None:
+    assert [each for page in PAGES for each in uneven_rows(page)] == []
+
+
 def test_a_named_command_has_a_help_page() -> None:
     """Each `rsmq NOUN VERB` in the documents has a help page."""
     named = {
