@@ -163,8 +163,7 @@ def frame(visit: Visit, page: Page, note: str = "") -> Html:
     )  # fmt: skip
     nav = tag(
         "header", tag("strong", "rsmq"), tag("nav", links, aria_label="pages"), find,
-        tag("span", f"prefix {queries.keys.prefix}", class_="dim"),
-        tag("span", word_for(visitor), class_="dim"),
+        tag("div", tag("div", f"prefix {queries.keys.prefix}"), tag("div", word_for(visitor)), class_="who dim"),
     )  # fmt: skip
     trouble = queries.poller.trouble
     banner = visit.live.part("trouble", trouble, role="alert", class_="trouble" if trouble else "none")

@@ -132,6 +132,16 @@ def test_pages_are_legible_and_fit_a_phone(url: str, browser: Browser, scheme: s
     context.close()
 
 
+def test_navigation_is_one_line_in_a_window_of_1200(url: str, browser: Browser) -> None:
+    context = browser.new_context(viewport={"width": 1200, "height": 800})
+    page = context.new_page()
+    page.goto(url)
+    tops = page.evaluate("[...document.querySelectorAll('header nav a')].map(link => link.offsetTop)")
+    assert len(tops) > 8
+    assert len(set(tops)) == 1
+    context.close()
+
+
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_nothing(url: str, browser: Browser, scheme: Any, width: int) -> None:
     """On any page: names of fields, order of headings, roles, contrast, tables."""
