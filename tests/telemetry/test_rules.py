@@ -102,8 +102,6 @@ def test_every_metric_is_on_the_dashboard_or_in_a_rule() -> None:
         "rsmq_worker_info", "rsmq_messages_redelivered_total", "rsmq_messages_handed_back_total",
         "rsmq_settles_not_pending_total", "rsmq_reads_total", "rsmq_exporter_query_seconds",
         "rsmq_group_unread_exact", "rsmq_group_silent_members", "rsmq_group_unread_messages",
-        "rsmq_schedule_last_success_timestamp_seconds", "rsmq_tenants", "rsmq_tenant_messages",
-        "rsmq_messages_trimmed_total", "rsmq_outbox_kept_out_total",
     }  # fmt: skip
 
 
