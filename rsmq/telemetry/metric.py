@@ -111,7 +111,7 @@ WAITING = Metric(
     "rsmq_messages_waiting",
     "gauge",
     (*GROUP, "for"),
-    "Messages that wait: for a key, a rate, a retry, a time.",
+    "Messages that wait: for a key, a rate (or a hold), a retry, a time.",
 )
 TENANTS = Metric("rsmq_tenants", "gauge", GROUP, "Tenants with messages in this process that have not started.")
 TENANT_WAITING = Metric(
@@ -180,7 +180,10 @@ GROUP_READY = Metric(
     "rsmq_group_ready_messages", "gauge", GROUP, "Delivered messages that may start, and those of dead members."
 )
 GROUP_WAITING = Metric(
-    "rsmq_group_waiting_messages", "gauge", (*GROUP, "for"), "Messages that wait: for a key, a rate, a retry, a time."
+    "rsmq_group_waiting_messages",
+    "gauge",
+    (*GROUP, "for"),
+    "Messages that wait: for a key, a rate (or a hold), a retry, a time.",
 )
 DEAD = Metric("rsmq_group_dead_letters", "gauge", GROUP, "Dead letters kept.")
 MEMBERS = Metric("rsmq_group_members", "gauge", GROUP, "Members whose heartbeat is fresh.")
