@@ -69,6 +69,11 @@ def test_the_workflow_plays_the_contract_on_every_server() -> None:
     assert WORKFLOW["jobs"]["servers"]["strategy"]["matrix"]["server"] == SERVERS
 
 
+def test_the_nightly_workflow_installs_each_extra_by_itself() -> None:
+    run = " ".join(step.get("run", "") for step in NIGHTLY["jobs"]["dist"]["steps"])
+    assert re.search(r"make dist .*INSTALL=1", run)
+
+
 def test_the_nightly_rounds_are_fifty_of_each_suite() -> None:
     """Each round has its own number, which is its seed."""
     job = NIGHTLY["jobs"]["repeat"]
