@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib import import_module
@@ -138,12 +139,20 @@ def describe(state: ServerState) -> None:
 
 
 def spark_here() -> str:
-    """The Spark and Java of `rsmq pipeline`."""
+    """The Spark and Java of `rsmq pipeline`, and the Python of sessions that `open_session` has not opened."""
     try:
         java = import_module("rsmq.pipeline.java")
     except ModuleNotFoundError:
         return "not installed: pip install 'rsmq[spark]'"
     try:
-        return f"pyspark {installed('pyspark')} on {java.find_java()}"
+        found = f"pyspark {installed('pyspark')} on {java.find_java()}"
     except ConfigError as error:
         return f"pyspark {installed('pyspark')}, but {error}"
+    program = import_module("rsmq.pipeline.python_program")
+    python = program.spark_python()
+    if program.has_rsmq(python):
+        return found
+    return (
+        f"{found}; a session of your own starts {python}, which has no rsmq: use rsmq.pipeline.open_session(), or set "
+        f"{program.VARIABLE}={sys.executable}"
+    )

