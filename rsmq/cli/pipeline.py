@@ -415,6 +415,11 @@ def spark_session(master: str | None) -> Iterator[Any]:
     # about a package that we do not use; under spark-submit it would precede the output of --json
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     opener = load("spark.session")
+    if opener.remote_address(master) or opener.remote_address(None):
+        raise ConfigError(
+            f"this command starts a Spark of its own or runs under spark-submit, not by Spark Connect: unset "
+            f"{opener.REMOTE}, and give --master the address of a cluster"
+        )
     is_new = opener.SparkSession.getActiveSession() is None
     session = opener.open_session(master, "rsmq pipeline")
     if is_new:

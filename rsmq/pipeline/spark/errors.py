@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import AnalysisException, ParseException, PySparkException, PySparkImportError
 from pyspark.sql import DataFrame
 
 from rsmq import errors
@@ -71,6 +71,8 @@ def filter_rows(rows: DataFrame, where: str | None) -> DataFrame:
 def translate(error: Exception) -> RsmqError:
     """The error of rsmq for one of Spark."""
     text = "\n".join(messages(error))
+    if isinstance(error, PySparkImportError):
+        return ConfigError(f"{first_line(text)} Spark Connect needs more packages: pip install 'pyspark[connect]'")
     if found := OWN_ERROR.findall(text):
         name, message = found[-1]
         kind = DataLoss if name == "DataLoss" else getattr(errors, name, RsmqError)

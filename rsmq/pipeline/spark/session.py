@@ -26,6 +26,9 @@ from rsmq.pipeline.spark.errors import spark_errors
 from rsmq.pipeline.spark.python import use_python
 
 LOCAL: Final = "local[*]"
+REMOTE: Final = "SPARK_REMOTE"
+CONNECT_SCHEME: Final = "sc://"
+"""Of the address of a server of Spark Connect."""
 PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 SETTINGS: Final = {
@@ -59,10 +62,12 @@ Show = Callable[[float, float | None, str], None]
 def open_session(master: str | None = None, name: str = "rsmq", settings: Mapping[str, str] = NOTHING) -> SparkSession:
     """A Spark session that knows `format("rsmq")`, from any Python: of a virtual environment, a notebook, an IDE, cron.
 
-    It is the active session, that of `spark-submit`, or a new one on `master` (default: all cores of this machine).
-    A new one runs on the Java that `rsmq doctor` shows, and its Python processes are this Python. `settings` are
-    settings of Spark for a new one, such as `{"spark.driver.memory": "4g"}`. Raises RsmqError if there is no Java, or
-    if Spark's executors have no rsmq.
+    It is the active session, that of `spark-submit`, or a new one. A new one runs on `master`: all cores of this
+    machine by default, a cluster (`spark://host:7077`), or a server of Spark Connect (`sc://host:15002`), which the
+    variable SPARK_REMOTE may name instead. A Spark of this machine runs on the Java that `rsmq doctor` shows, and its
+    Python processes are this Python. `settings` are settings of Spark for a new session, such as
+    `{"spark.driver.memory": "4g"}`. Raises RsmqError if there is no Java, if Spark Connect lacks packages, or if
+    Spark's executors have no rsmq.
     """
     session = SparkSession.getActiveSession() or start_session(master, name, settings)
     register(session)
@@ -71,19 +76,26 @@ def open_session(master: str | None = None, name: str = "rsmq", settings: Mappin
 
 def start_session(master: str | None, name: str, settings: Mapping[str, str]) -> SparkSession:
     """A new session, with settings for small work on this machine."""
-    builder = SparkSession.builder.appName(name)
     chosen = dict(settings)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit, which has its own Java and master
+    remote = remote_address(master)
+    if remote and remote.startswith(CONNECT_SCHEME):
+        chosen["spark.remote"] = remote
+    elif "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit, which has its own Java and master
         use_java()
         os.environ.setdefault(VARIABLE, sys.executable)  # the default is any python3 on the PATH
-        where = LOCAL if master is None else master
+        where = remote or master or LOCAL
         is_local = where.startswith("local[") or where == "local"
         chosen = SETTINGS | (LOCAL_SETTINGS if is_local else {}) | chosen
-        builder = builder.master(where)
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
+        chosen["spark.remote" if remote else "spark.master"] = where
     with spark_errors(), without_noise():
-        return builder.getOrCreate()
+        return SparkSession.builder.appName(name).config(map=dict(chosen)).getOrCreate()
+
+
+def remote_address(master: str | None) -> str | None:
+    """The address of Spark Connect that a new session would use; None: it would use Spark itself."""
+    if master:
+        return master if master.startswith(CONNECT_SCHEME) else None
+    return os.environ.get(REMOTE) or None
 
 
 def register(spark: SparkSession) -> None:
