@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import attrs
 import fastavro
 import msgspec
 import pytest
@@ -212,6 +213,29 @@ def test_a_wrong_schema_is_refused() -> None:
     """When the class is decorated."""
     with pytest.raises(ConfigError, match="the schema cannot be used"):
         avro_record({"type": "nonsense"})
+
+
+@attrs.define
+class Parting:
+    """A class of attrs: neither pydantic nor a format knows it."""
+
+    n: int
+
+
+def test_a_class_of_attrs_is_refused() -> None:
+    """By a handler, a typed topic and a publish, also inside of a list: nothing of it arrives as something else."""
+    broker = Broker("redis://localhost")
+
+    async def take(parting: Parting) -> None: ...
+
+    for kind in (Parting, list[Parting]):
+        with pytest.raises(ConfigError, match=r"Parting.*: annotate it with a pydantic model, a dataclass"):
+            broker.topic("partings", kind)
+    with pytest.raises(ConfigError, match="annotate it with a pydantic model, a dataclass"):
+        broker.handler("partings", group="g")(take)
+    for value in (Parting(1), [Parting(1)]):
+        with pytest.raises(NotJson, match=r"publish bytes, text, or what JSON has a form for: .* a dataclass"):
+            encode_payload(value)
 
 
 def test_the_document_of_the_broker_names_the_content_type() -> None:
