@@ -324,11 +324,11 @@ WEAKENINGS: Final = (
     ),
     Weakening(
         "settle_outputs", "acknowledges before a right is refused", OUTPUTS_REFUSED,
-        "can_write(write, KEYS[index])", "",
+        "may_write(write, KEYS[index])", "",
     ),
     Weakening(
         "bury_message", "acknowledges before a right is refused", BURY_REFUSED,
-        "can_write('XADD', KEYS[4], 'XACK', KEYS[1], 'ZREM', KEYS[3])", "redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])",
+        "can_write('XADD', KEYS[4], 'ZREM', KEYS[3])", "redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])",
     ),
     Weakening("", "a member that connects again leaves its last connection open", LATE, "", ""),
     Weakening("put_aside", UNFENCED, IDS_PAUSE),

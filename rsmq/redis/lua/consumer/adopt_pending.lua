@@ -11,7 +11,7 @@
 --          caller: XAUTOCLAIM has one idle time for all and names no last owner, so each row is looked at, ten times
 --          `count` of them. After a step of the clock every message seems to be idle, until its member has touched it
 --          again. The dead letters of lost ids, `wait_ms` and `is_ours`: as in claim_pending.
--- USES     bury_lost, follow_clock, can_write
+-- USES     bury_lost, follow_clock, may_write, can_write
 local count, is_search, min_idle, patience = tonumber(ARGV[4]), ARGV[6] == '', tonumber(ARGV[7]), {}
 if is_search then
   local time = redis.call('TIME')

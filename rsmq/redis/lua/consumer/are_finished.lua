@@ -7,7 +7,7 @@
 --          are sealed. Where the server has lost a seal (FLUSHALL, and the topic was made again), it is sealed again: else
 --          the partitions that follow would wait for ever. Not while the server has an older layout: it comes first. On a
 --          cluster that is in another slot; there the one may be lost without the other, and this seal comes first.
--- USES     dict, order, can_write
+-- USES     dict, order, may_write, can_write
 local largest, first, unsealed = '18446744073709551615-18446744073709551615', 0, {}
 local count = ARGV[2] == '' and #KEYS or #KEYS - 1
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[#KEYS], 'partitions') ~= ARGV[2] then return 1 end

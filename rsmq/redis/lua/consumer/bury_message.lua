@@ -12,7 +12,7 @@
 --          a retry: then it is still parked, under the count that the server has.
 --          What is a member of a batch leaves it with this call. The steps that its handler has kept go with it, and its
 --          publisher hears of it, who has asked to keep a result.
--- USES     can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     may_write, can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -21,7 +21,8 @@ local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if row and row[2] ~= ARGV[1] or not row and (ARGV[2] == '' or ARGV[7] == '1') then return { 'NOT_PENDING' } end
 local entry = ARGV[8] == 'dlq.body' and { '', {} } or redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])[1]
 local fields = entry and entry[2] or { 'dlq.body', 'deleted' }
-can_write('XADD', KEYS[4], 'XACK', KEYS[1], 'ZREM', KEYS[3])
+may_write('XACK', KEYS[1])
+can_write('XADD', KEYS[4], 'ZREM', KEYS[3])
 if #fields > 2000 then
   local packed = {}
   for i = 1, #fields do packed[i] = struct.pack('>I4', #fields[i]) .. fields[i] end

@@ -7,7 +7,7 @@
 --          id, ...}} or {'STALE_EPOCH'}
 -- WHY      A large backlog comes faster so: its bodies are read by plain commands, and most of them are not kept. What
 --          XAUTOCLAIM finds deleted becomes a dead letter in the same step, unless the topic has trimmed it.
--- USES     bury_lost, order, follow_clock, can_write
+-- USES     bury_lost, order, follow_clock, may_write, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch', 'reader')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], '+', ARGV[5])

@@ -15,7 +15,7 @@
 --          same reader claims again, because a claim that was delayed may come after one by a newer reader. `wait_ms` is
 --          > 0 for a message whose retry is not due. `is_ours` is 1 if the owner already had the message.
 --          What the topic has trimmed itself is no dead letter: a hundred thousand of them would push all others out.
--- USES     bury_lost, order, follow_clock, can_write
+-- USES     bury_lost, order, follow_clock, may_write, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch', 'reader')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], '+', ARGV[5])

@@ -7,7 +7,7 @@
 -- WHY      A planned stop is not an attempt. The messages stay pending; in shared distribution their idle time is
 --          raised so that another member may claim them. XCLAIM drops a message whose entry was deleted: then it
 --          becomes a dead letter in the same step.
--- USES     bury_lost, can_write
+-- USES     bury_lost, may_write, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end

@@ -6,7 +6,7 @@
 -- WHY      Fenced as a settlement is: a process that wakes from a pause must not write over what its successor has kept.
 --          The settlement of an attempt that has kept something removes it, a dead letter takes the steps along, and
 --          retention removes the rest.
--- USES     can_write
+-- USES     may_write, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end

@@ -10,7 +10,7 @@
 --          server's clock counts, and what was stored before that was set back counts as stored now. A due time with a
 --          fraction was given by hand; one that is there is not replaced by an older answer. What is settled meanwhile
 --          is named once more, and forgotten by the owner, who does not know it.
--- USES     can_write
+-- USES     may_write, can_write
 local lease = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 can_write('ZADD ZREM', KEYS[2])

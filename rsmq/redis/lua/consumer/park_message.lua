@@ -13,7 +13,7 @@
 --          retry, which is parked again then. Under another number no start would find the parked message. The error of
 --          the attempt is noted for `rsmq trace` and the dead letter, of at most 10 000 messages. The most attempts of
 --          all are noted for retention, which else could not find one of very many.
--- USES     follow_clock, note_failure, whole, note_charged, can_write
+-- USES     follow_clock, note_failure, whole, note_charged, may_write, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -25,7 +25,8 @@ local charged = ARGV[5] - (ARGV[8] == '0' and 1 or 0)
 local parked = ARGV[4] .. '|' .. string.format('%.0f', charged)
 if not row and redis.call('ZSCORE', KEYS[3], parked) then return { 'NOT_PENDING' } end
 if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BODY', row and 1 or 0 } end
-can_write('XCLAIM XACK', KEYS[1], 'HSET', KEYS[2], 'ZADD ZREM', KEYS[3], 'HSET', KEYS[4])
+may_write('XCLAIM XACK', KEYS[1])
+can_write('HSET', KEYS[2], 'ZADD ZREM', KEYS[3], 'HSET', KEYS[4])
 if not row or row[4] ~= charged then
   if row then redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. row[4]) end
   redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', charged, 'FORCE', 'JUSTID')

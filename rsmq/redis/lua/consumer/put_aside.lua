@@ -12,7 +12,7 @@
 --          of these would push all others out. One that was not pending has its dead letter, by a call without an
 --          answer: how many XCLAIM drops says so, and if that were only some of those without an entry, all of them get
 --          one. What is not pending and has its entry is left to the audit.
--- USES     bury_lost, count_call, order, can_write
+-- USES     bury_lost, count_call, order, may_write, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 local pending = redis.call('XPENDING', KEYS[1], ARGV[3])[1]

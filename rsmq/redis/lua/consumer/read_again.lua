@@ -13,7 +13,7 @@
 --          has trimmed it: a hundred thousand of these would push all others out; if it is not even pending, a call
 --          without an answer has written that. What could fail is read before anything is written.
 --          A member of a batch that is cancelled is cancelled, and leaves the batch with this call.
--- USES     bury_lost, count_call, dict, order, can_write, keep_failure, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     bury_lost, count_call, dict, order, may_write, can_write, keep_failure, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])

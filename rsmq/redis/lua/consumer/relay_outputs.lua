@@ -8,7 +8,7 @@
 --          stored again; an output without room and those after it are not done
 -- WHY      The last position is stored together with the outputs, as in publish_marked: so the owner of the partition
 --          and the one after it, both at once or after lost replies, append each output once and in order.
--- USES     dict, mark_of, can_write, can_append, delay_score
+-- USES     dict, mark_of, may_write, can_write, can_append, delay_score
 local mark, is_foreign = mark_of(redis.call('HGET', KEYS[2], ARGV[1]), ARGV[4])
 local max, room, word, done, at, trouble = tonumber(ARGV[2]), math.huge, 'OK', 0, 4, nil
 if max > 0 and ARGV[3] == 'reject' then room = max - redis.call('XLEN', KEYS[1]) end

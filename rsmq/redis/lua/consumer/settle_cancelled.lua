@@ -6,7 +6,7 @@
 -- WHY      One call acknowledges it and notes that it was cancelled, so it is never neither. Only the owner calls this,
 --          for what it does not start any more, so it is never both. A second call finds it done.
 --          What is a member of a batch leaves it with this call, and who waits for its result hears of it.
--- USES     can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     may_write, can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end

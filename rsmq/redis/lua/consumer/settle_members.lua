@@ -7,7 +7,7 @@
 -- WHY      Under a lease only the owner settles, so all that it names has been handled: it counts also if its consumer
 --          was deleted, and twice is once. In shared distribution what another member has by now does not count here.
 --          The batches are counted once for the whole call.
--- USES     can_write, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     may_write, can_write, batch_keys, fire_batch, count_batch, leave_batch
 local function settle(stream, lease, retry, epoch, first, last, parked, members, leaving)
   local acked, from = 0, last + parked + 1 - first
   if epoch ~= '' then

@@ -7,7 +7,7 @@
 --          Each lease is checked separately: a lost one does not keep the messages of the others pending. The start of
 --          a retry has removed its member from the zset, but a failover may have lost that, and the settled message
 --          would come again, after later ones of its key.
--- USES     can_write
+-- USES     may_write, can_write
 local function settle(stream, lease, retry, epoch, first, last, parked)
   local acked = 0
   if epoch ~= '' then

@@ -15,7 +15,7 @@
 --          its consumer (see start_message), unless the group was created again and will receive it once more.
 --          Swap: a message makes room for one output into its own topic, which else would wait for itself for ever, or
 --          into any up to twice its limit, where full topics wait for each other in a circle. A dead letter takes steps along.
--- USES     dict, acknowledge, can_write, can_append, measure_targets, take_notes, delay_score, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     dict, acknowledge, may_write, can_write, can_append, measure_targets, take_notes, delay_score, batch_keys, fire_batch, count_batch, leave_batch
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end

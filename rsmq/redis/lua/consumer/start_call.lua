@@ -14,11 +14,11 @@
 --          attempt. No more than now is asked for: the clock may have been set back. To cancel the first message makes
 --          it due, so that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not
 --          pending or not delivered is treated as by read_again.
--- USES     bury_lost, count_call, dict, order, can_write, keep_failure, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     bury_lost, count_call, dict, order, may_write, can_write, keep_failure, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
-can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
-can_write('HSET HDEL', KEYS[7])
+may_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
+can_write('XADD', KEYS[4], 'HSET HDEL', KEYS[7])
 local has_parked, last_delivered = redis.call('ZCARD', KEYS[3]) > 0, '0-0'
 local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
 for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

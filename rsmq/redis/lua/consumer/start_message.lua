@@ -10,7 +10,7 @@
 --          until its dead letter is written. A message that is cancelled does not start: the caller settles it so. It is
 --          parked no more, also not under the count of the server: a failover may have lost an earlier start.
 --          So is a member of a batch that is cancelled.
--- USES     can_write, batch_field, is_batch_cancelled
+-- USES     may_write, can_write, batch_field, is_batch_cancelled
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -21,7 +21,8 @@ if redis.call('HGET', KEYS[4], ARGV[4]) or redis.call('ZSCORE', KEYS[5], ARGV[4]
 local entry = redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])[1]
 if not entry then return { 'LOST_BODY', row and 1 or 0 } end
 if is_batch_cancelled(KEYS[4], entry) then return { 'CANCELLED' } end
-can_write('XCLAIM', KEYS[1], 'ZREM', KEYS[3])
+may_write('XCLAIM', KEYS[1])
+can_write('ZREM', KEYS[3])
 redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
 redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5], ARGV[4] .. '|' .. (row and row[4] or ARGV[5]))
 return { 'OK' }

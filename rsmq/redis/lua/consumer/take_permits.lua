@@ -13,7 +13,7 @@
 --          members above their part learn what they may hold, but for what this call grants: it is used once. With
 --          fewer permits than members each waits its turn.
 --          After a server has lost its last writes a member keeps what it says it holds, as far as that is free.
--- USES     permit_state, permit_token, divide_permits, can_write
+-- USES     permit_state, permit_token, divide_permits, may_write, can_write
 local token, number = tonumber(ARGV[2]), tonumber(ARGV[3])
 local limit, ttl, patience = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local kept, wanted = tonumber(ARGV[8]), tonumber(ARGV[9])

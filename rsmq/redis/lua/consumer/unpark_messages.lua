@@ -11,7 +11,7 @@
 --          pending for its owner keeps its position: if it has a key, a timer runs for it. Due times follow
 --          a clock that was set back by a step or a failover, or retries would wait for that long. A member without
 --          a count that can be read is a message that is nowhere else: it comes as one that was tried once.
--- USES     bury_lost, follow_clock, is_id, can_write
+-- USES     bury_lost, follow_clock, is_id, may_write, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end

@@ -10,7 +10,7 @@
 --          handed back), and both ways to start it look: read_again and start_message. What waits for a time neither, and
 --          is due now: its owner meets the mark. Both halves of an id may exceed the 53 bits of a number.
 --          A parked member of a batch leaves it with this call, and who waits for its result hears of it.
--- USES     dict, order, last_delivered, find_parked, can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     dict, order, last_delivered, find_parked, may_write, can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 if redis.call('ZSCORE', KEYS[4], id) then return { 'CANCELLED', 0 } end
 local last = last_delivered(stream, group)

@@ -8,7 +8,7 @@
 --          with delayed messages the dedup strings say for a while that it was cancelled: a second call gets this answer,
 --          and a publish that is sent again does not bring it back. The entry counts as removed by rsmq, not by others.
 --          A member of a batch whose group was deleted leaves the batch with this call.
--- USES     whole, can_write, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     whole, may_write, can_write, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local rows = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 if not rows.err and #rows > 0 then return 'GROUPS' end
 if redis.call('GET', KEYS[2]) == 'cancelled' then return 'CANCELLED' end

@@ -10,7 +10,7 @@
 --          made meanwhile is not in ARGV, so nothing is deleted, and the caller asks again. The entries count as removed
 --          by rsmq, not by others.
 --          A member of a batch that its group has not read, and that a mark cancels, leaves the batch with this call.
--- USES     dict, order, find_parked, whole, can_write, take_notes, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     dict, order, find_parked, whole, may_write, can_write, take_notes, batch_field, batch_keys, fire_batch, count_batch, leave_batch
 local number, groups, rows = tonumber(ARGV[1]), {}, redis.pcall('XINFO', 'GROUPS', KEYS[1])
 for i = 1, number do groups[ARGV[i + 1]] = i end
 for _, row in ipairs(rows.err and {} or rows) do

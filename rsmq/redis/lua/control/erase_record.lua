@@ -5,7 +5,7 @@
 -- RETURNS  1 if there is a record that stays, because its call is not settled; else 0
 -- WHY      The field is the key itself. While the last message of the call is pending, the record says what its repetition
 --          has, so it stays until the next round.
--- USES     can_write
+-- USES     may_write, can_write
 local last = redis.call('HGET', KEYS[2], ARGV[2])
 if not last then return 0 end
 local rows = redis.pcall('XPENDING', KEYS[1], ARGV[1], last, last, 1)

@@ -8,7 +8,7 @@
 -- WHY      All holds of a group are one field, which its members read with the group anyway. One that is over is removed
 --          by the next call, but that of a breaker stays: its name is tried by one message first. Who takes the right
 --          to do so prolongs the hold for all others, so if it dies another one tries later.
--- USES     can_write
+-- USES     may_write, can_write
 can_write('HSET HDEL', KEYS[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

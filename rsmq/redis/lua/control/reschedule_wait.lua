@@ -5,7 +5,7 @@
 -- RETURNS  {'OK', due_ms}, or {'NO_WAIT'}: it does not wait for a time, or starts now
 -- WHY      Its owner asks for what is due before it starts anything, so what is there until then can be moved. The
 --          fraction says that this time was given by hand: the handler's rule is not asked again.
--- USES     can_write
+-- USES     may_write, can_write
 local score = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or 0)
 if score <= 0 or #redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return { 'NO_WAIT' } end
 if redis.call('HGET', KEYS[3], ARGV[2]) or redis.call('ZSCORE', KEYS[4], ARGV[2]) then return { 'NO_WAIT' } end

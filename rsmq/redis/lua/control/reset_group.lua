@@ -10,7 +10,7 @@
 --          The reader stays: its read may still be on its way, and the next owner must cut it off.
 --          The partitions of a topic that was resized begin at once: one that follows others asks whether these are
 --          finished, and must not find the old run of the one beside the new run of the other.
--- USES     whole, can_write
+-- USES     whole, may_write, can_write
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for at = 1, #KEYS, 7 do

@@ -10,7 +10,7 @@
 --          layout. A group that is not in the partitions that follow would lose what retention
 --          removes there. Every right is asked for first: a seal cannot be taken back.
 --          What XINFO said of the newest entry is noted as `end`, for readers that count up to it.
--- USES     dict, can_write
+-- USES     dict, may_write, can_write
 local found = redis.call('HMGET', KEYS[1], 'partitions', 'layout')
 if not found[1] then return { 'GONE' } end
 if found[2] ~= ARGV[1] then return { 'CHANGED' } end

@@ -7,7 +7,7 @@
 --          slot. The layout says before that partitions are being sealed, and after the last one that messages go to those
 --          that follow; a call that is repeated, or comes late, meets a sealed stream. The streams that follow are made
 --          before that: a caller that sleeps until its topic was deleted and made again finds none, and seals nothing.
--- USES     dict, can_write
+-- USES     dict, may_write, can_write
 local largest = '18446744073709551615-18446744073709551615'
 local function make(key) -- no other command makes an empty stream
   if redis.call('EXISTS', key) == 1 then return end

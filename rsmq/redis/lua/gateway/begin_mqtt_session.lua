@@ -15,11 +15,12 @@
 --          An inbox without letters is marked idle, as a page that finds none would do.
 --          Without `gateway` another gateway has ended this connection already: it would not find the will. A will and a
 --          packet id under a name that is no number are of another client: they are dropped.
--- USES     whole, whole_or, can_write
+-- USES     whole, whole_or, may_write
 local state = redis.call('HMGET', KEYS[1], 'epoch', 'mqtt', 'seq', 'floor', 'gateway')
 if state[1] ~= ARGV[1] or not state[5] then return { 'STALE_EPOCH' } end
-can_write('HSET', KEYS[1], 'DEL HDEL', KEYS[2], 'DEL HSET', KEYS[4])
 local left, size = redis.call('HGETALL', KEYS[2]), redis.call('ZCARD', KEYS[3])
+local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
+may_write('HSET', KEYS[1], 'DEL HDEL', KEYS[2], 'DEL HSET', KEYS[4])
 local present, floor = state[2] and 1 or 0, whole_or(state[4], '0')
 if ARGV[2] == '1' then
   local time = redis.call('TIME')
@@ -31,7 +32,6 @@ end
 local drained = size == 0 and 1 or 0
 redis.call('HSET', KEYS[1], 'mqtt', ARGV[3], unpack(drained == 1 and { 'idle', '1' } or {}))
 
-local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
 for i = 1, #old, 2 do
   if old[i] == 'published' then
     due[#due + 1] = old[i]

@@ -6,10 +6,10 @@
 -- WHY      The will has the epoch of its connection, so it is found also when the client has connected again: whether
 --          that drops it was decided there. DISCONNECT may have raised the session expiry, so the keys live longer. A
 --          will without a delay that can be read is due at once: who publishes it sees whether it is one.
--- USES     whole, can_write
-for i = 1, 4 do can_write('PEXPIREAT', KEYS[i]) end
-can_write('HDEL HSET', KEYS[1], 'HDEL', KEYS[5], 'PEXPIRE', KEYS[5])
+-- USES     whole, may_write
 local will, state = redis.call('HGET', KEYS[5], ARGV[1]), redis.call('HMGET', KEYS[1], 'epoch', 'until_ms')
+for i = 1, 4 do may_write('PEXPIREAT', KEYS[i]) end
+may_write('HDEL HSET', KEYS[1], 'HDEL PEXPIRE', KEYS[5])
 local delay = -1
 if will and ARGV[4] == '0' then
   redis.call('HDEL', KEYS[5], ARGV[1])

@@ -7,11 +7,13 @@
 --          removal leaves its stamp for a while: a late write of an older message must not bring it back.
 --          A message of QoS 0 is in no stream, so its stamp is the server's clock. If that was set back, it takes the
 --          stamp of the message that it replaces. What has no stamp is of another client, and is replaced.
--- USES     can_write
-can_write('HSET HDEL', KEYS[1], 'ZADD ZREM', KEYS[2], 'ZADD ZREM', KEYS[3])
+-- USES     may_write, can_write
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)) do
+local gone = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)
+may_write('ZADD ZREM', KEYS[3])
+can_write('HSET HDEL', KEYS[1], 'ZADD ZREM', KEYS[2])
+for _, name in ipairs(gone) do
   redis.call('HDEL', KEYS[1], name)
   redis.call('ZREM', KEYS[2], name)
   redis.call('ZREM', KEYS[3], name)

@@ -7,10 +7,11 @@
 --          nothing any more: the entry has the epoch of the newest one. Changes are numbered without gaps, so that a
 --          reader which missed some knows it, and reads the hash again. Where another client has written something else,
 --          there is no older epoch and no number: readers read the hash again.
--- USES     whole, dict, can_write, can_append
+-- USES     whole, dict, may_write, can_append
 local old = redis.call('HGET', KEYS[1], ARGV[1])
 if old and (whole(old:match('^(%d+)|')) or 0) > tonumber(ARGV[2]) then return 'STALE_EPOCH' end
-can_write('HSET HDEL', KEYS[1], 'XADD', KEYS[2])
+local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+may_write('HSET HDEL', KEYS[1], 'XADD', KEYS[2])
 can_append(KEYS[2])
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. '|' .. ARGV[3])
@@ -19,7 +20,6 @@ elseif old then
 else
   return 'NONE'
 end
-local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
 local number = (last and whole(last[2][2]) or 0) + 1
 local change = { 'n', string.format('%.0f', number), 'c', ARGV[1], 'v', ARGV[3] }
 if ARGV[5] ~= '' then change[7], change[8] = 'b', ARGV[5] end

@@ -5,10 +5,10 @@
 -- RETURNS  'OK' or 'STALE_EPOCH'
 -- WHY      A token that has run out, and whose permits no other member has taken, still belongs to its member: after an outage
 --          the members renew theirs.
--- USES     can_write
+-- USES     may_write
 local token = (redis.call('HGET', KEYS[1], ARGV[1]) or ''):match('^(%d+)|%d+|%d+$')
 if token ~= ARGV[2] then return 'STALE_EPOCH' end
-can_write('HSET PEXPIRE', KEYS[1])
+may_write('HSET PEXPIRE', KEYS[1])
 local time = redis.call('TIME')
 local ends = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3])
 redis.call('HSET', KEYS[1], ARGV[1], token .. '|' .. ends .. '|' .. ARGV[3])

@@ -5,7 +5,7 @@
 -- RETURNS  {{ids that another consumer has now}, {lost ids}}
 -- WHY      The owner is checked first: an unconditional XCLAIM by a process that slept would steal the message back.
 --          XCLAIM drops a message whose entry was deleted: then it becomes a dead letter in the same step.
--- USES     bury_lost, can_write
+-- USES     bury_lost, may_write, can_write
 if #ARGV > 15 then can_write('XCLAIM', KEYS[1], 'XADD', KEYS[2]) end
 local taken, lost = {}, {}
 for i = 16, #ARGV do

@@ -7,7 +7,7 @@
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
 --          assigned here. A session hash that is new, or was lost, is known to no session: its first letter rings. With
 --          `wait`, what has no room at a connected client is not stored. A since_ms ahead of a set-back clock is void.
--- USES     whole, whole_or, count_up, taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, end_letter, first_letter, count_in, can_write
+-- USES     whole, whole_or, count_up, taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, end_letter, first_letter, count_in, may_write
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
 local latest, tail = now + life, struct.pack('>I6', now + life)
@@ -71,7 +71,7 @@ local function add(inbox, session, expiry, source, from, to, number)
   end
   if is_idle or top > 0 and not known then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
 end
-can_write('SET DEL PEXPIREAT ZADD ZREM SPUBLISH', KEYS[1], 'HSET HINCRBY HDEL', KEYS[2])
+may_write('SET DEL PEXPIREAT ZADD ZREM SPUBLISH', KEYS[1], 'HSET HINCRBY HDEL', KEYS[2])
 for key = 1, #KEYS, 3 do
   local to = at + 1 + 4 * letters[at + 1]
   add(KEYS[key], KEYS[key + 1], KEYS[key + 2], letters[at], at + 2, to, (key + 2) / 3)

@@ -4,9 +4,9 @@
 -- ARGV     1 epoch
 -- RETURNS  'OK' or 'STALE_EPOCH'
 -- WHY      No wake-up is sent any more for a device that is not connected. Its letters stay.
--- USES     can_write
+-- USES     may_write
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 'STALE_EPOCH' end
-can_write('HDEL HSET', KEYS[1])
+may_write('HDEL HSET', KEYS[1])
 local time = redis.call('TIME')
 redis.call('HDEL', KEYS[1], 'gateway', 'connected_ms', 'idle')
 redis.call('HSET', KEYS[1], 'seen_ms', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))

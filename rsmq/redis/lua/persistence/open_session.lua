@@ -15,7 +15,7 @@
 --          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
 --          if nothing has removed it yet: then this start is clean.
 --          What is no number in the hash is of another client, and is as missing.
--- USES     whole, whole_or, forget_marks, can_write
+-- USES     whole, whole_or, forget_marks, may_write
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local text = string.format('%.0f', now)
@@ -30,9 +30,8 @@ if mark:sub(1, #ARGV[5]) >= ARGV[5] then
   return { 'OK', epoch, tonumber(present), sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }
 end
 
-can_write('HSET HDEL', KEYS[2], 'PEXPIREAT ZADD', KEYS[1], 'ZADD', KEYS[3], 'SPUBLISH', KEYS[4])
+may_write('HSET HDEL', KEYS[2], 'PEXPIREAT', KEYS[1], 'SPUBLISH', KEYS[4])
 local changes = {}
-if not state[5] then forget_marks(KEYS[2], now - ARGV[6]) end
 if not seq then
   seq = whole_or(redis.call('ZREVRANGE', KEYS[1], 0, 0)[1], '0')
   sent, changes = seq, { 'sent', seq }
@@ -49,6 +48,8 @@ if ARGV[2] == '1' or present == 2 then
     changes[#changes + 1] = each
   end
 end
+local leftover = redis.call('ZCOUNT', KEYS[1], '-inf', floor)
+if not state[5] then forget_marks(KEYS[2], now - ARGV[6]) end
 local till = now + ARGV[3] + math.floor(ARGV[3] / 64)
 redis.call('HSET', KEYS[2], 'epoch', epoch, 'seq', seq, 'gateway', ARGV[1], 'connected_ms', text, 'seen_ms', text,
   'idle', '0', 'until_ms', string.format('%.0f', till),
@@ -57,4 +58,4 @@ for i = 1, 3 do
   redis.call('PEXPIREAT', KEYS[i], till)
 end
 redis.call('SPUBLISH', KEYS[4], '')
-return { 'OK', epoch, present, sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor), ARGV[7] and before and state[1] }
+return { 'OK', epoch, present, sent, floor, leftover, ARGV[7] and before and state[1] }

@@ -10,12 +10,11 @@
 --          sent: a replica has taken over that did not have the newest writes, and gives these seqs a second time.
 --          A message of MQTT that has an expiry (flag 8) and is sent to its client does not expire any more.
 --          A reference that is no seq is of another client: it is removed with the dead ones.
--- USES     whole, count_up, can_write
+-- USES     whole, count_up, remove_dead, may_write
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
 local sent = math.max(whole(state[2]) or 0, whole(state[5]) or 0)
 if tonumber(ARGV[2]) > sent then return { 'BEHIND', sent } end
-can_write('PEXPIREAT ZREM', KEYS[1], 'ZREM', KEYS[3], 'HSET HINCRBY', KEYS[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local count, budget, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), 0
@@ -24,7 +23,7 @@ local held = {}
 for each in (state[4] or ''):gmatch('%d+') do
   held[each] = true
 end
-local reply, dead, looked, room = { 'OK', ARGV[2], 0 }, {}, 0, 1
+local reply, dead, started, looked, room = { 'OK', ARGV[2], 0 }, {}, {}, 0, 1
 while looked < #refs and bytes < budget do
   local names, first = {}, looked
   for i = 1, math.min(room, #refs - looked) do
@@ -36,8 +35,7 @@ while looked < #refs and bytes < budget do
     if envelope and whole(ref) then
       local kind, flags = envelope:byte(15, 16)
       if kind == 254 and flags % 16 > 8 and tonumber(ref) > sent then
-        redis.call('PEXPIREAT', names[i], now + ARGV[5])
-        redis.call('ZREM', KEYS[3], ref)
+        started[#started + 1] = ref
       end
       reply[#reply + 1] = ref
       reply[#reply + 1] = envelope
@@ -52,18 +50,26 @@ while looked < #refs and bytes < budget do
   room = math.min(50, math.floor(looked * (budget - bytes) / (bytes + 1)) + 1) -- more at once, if they are small
 end
 if looked == #refs and looked < count then reply[3] = 1 end
-if #dead > 0 then
-  redis.call('ZREM', KEYS[1], unpack(dead))
-  redis.call('ZREM', KEYS[3], unpack(dead))
-  count_up(KEYS[2], 'expired', #dead)
+
+local is_renewed = (whole(state[3]) or 0) < now + ARGV[5]
+may_write('HSET', KEYS[2])
+if is_renewed or #started > 0 then may_write('PEXPIREAT', KEYS[1]) end
+if #dead + #started > 0 then
+  redis.call('ZCARD', KEYS[3]) -- ends the call if it is of another type
+  may_write('ZREM', KEYS[1], 'ZREM', KEYS[3], 'HINCRBY', KEYS[2])
 end
+for _, ref in ipairs(started) do
+  redis.call('PEXPIREAT', KEYS[1] .. '_' .. ref, now + ARGV[5])
+  redis.call('ZREM', KEYS[3], ref)
+end
+remove_dead(KEYS[1], KEYS[2], KEYS[3], dead)
 local changes = { 'seen_ms', string.format('%.0f', now) }
 local function change(field, value)
   changes[#changes + 1], changes[#changes + 2] = field, value
 end
 if tonumber(reply[2]) > (whole(state[2]) or 0) then change('sent', reply[2]) end
 if reply[3] == 1 then change('idle', '1') end
-if (whole(state[3]) or 0) < now + ARGV[5] then
+if is_renewed then
   local till = now + ARGV[5] + math.floor(ARGV[5] / 64)
   change('until_ms', string.format('%.0f', till))
   for i = 1, 3 do

@@ -6,7 +6,7 @@
 -- WHY      From here on only the packet id matters: the envelope is deleted, and the reference stays until the
 --          acknowledgement, even if letters expire or the inbox overflows. Half of all packet ids stay free for new
 --          letters. A seq above all that was sent has been lost by the server: see ack_letters.
--- USES     whole, can_write
+-- USES     whole, may_write
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'held', 'floor', 'sent')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
 local held, known, floor = {}, {}, whole(state[3]) or 0
@@ -14,7 +14,8 @@ for each in (state[2] or ''):gmatch('%d+') do
   held[#held + 1] = each
   known[each] = true
 end
-can_write('DEL', KEYS[1], 'ZREM', KEYS[3], 'HSET', KEYS[2])
+may_write('DEL', KEYS[1], 'ZREM', KEYS[3], 'HSET', KEYS[2])
+local is_listed = redis.call('ZCARD', KEYS[3]) > 0
 local sent = math.max(floor, whole(state[4]) or 0)
 for i = 2, #ARGV do
   if tonumber(ARGV[i]) > sent then return { 'BEHIND', sent } end
@@ -24,7 +25,7 @@ for i = 2, #ARGV do
     held[#held + 1] = ARGV[i]
     known[ARGV[i]] = true
     redis.call('DEL', KEYS[1] .. '_' .. ARGV[i])
-    redis.call('ZREM', KEYS[3], ARGV[i])
+    if is_listed then redis.call('ZREM', KEYS[3], ARGV[i]) end
   end
 end
 redis.call('HSET', KEYS[2], 'held', table.concat(held, ','))

@@ -7,7 +7,7 @@
 -- WHY      The script stores the last position together with the messages. So a task that runs again, or twice at the
 --          same time, appends each message once, even after lost replies. Positions of fixed width compare as text.
 --          What it has appended before a resize is in the partitions before: their marks count, too.
--- USES     mark_of, can_write
+-- USES     mark_of, may_write, can_write
 local max, trim = tonumber(ARGV[1]), ARGV[2] == 'trim'
 can_write('XADD', KEYS[1], 'HSET', KEYS[2])
 local mark, is_foreign = mark_of(redis.call('HGET', KEYS[2], ARGV[3]), ARGV[4])

@@ -3,10 +3,10 @@
 -- ARGV     1 max_length:int  2 on_full:reject|trim  3 window_ms:int  then per message: n:int, n values (field, value, ...)
 -- RETURNS  {'OK'|'FULL', appended:int, skipped:int}; a message without room and those after it count as neither
 -- WHY      It uses the keys of `publish_once` for a whole batch in one call.
--- USES     can_write
+-- USES     may_write
 local max, trim = tonumber(ARGV[1]), ARGV[2] == 'trim'
-can_write('XADD', KEYS[1])
-for i = 2, #KEYS do can_write('SET', KEYS[i]) end
+may_write('XADD', KEYS[1])
+for i = 2, #KEYS do may_write('SET', KEYS[i]) end
 local room = math.huge
 if max > 0 and not trim then room = max - redis.call('XLEN', KEYS[1]) end
 local appended, skipped, at, message = 0, 0, 4, 2

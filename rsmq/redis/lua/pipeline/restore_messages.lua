@@ -7,7 +7,7 @@
 --          that trims itself may have trimmed the front of an earlier call: what is older than its oldest entry is
 --          skipped, because it would be trimmed at once. Both halves of an id may exceed the 53 bits of a number, so they
 --          are compared as text.
--- USES     order, can_write
+-- USES     order, may_write, can_write
 local max, trim = tonumber(ARGV[1]), ARGV[2] == 'trim'
 local function is_trimmed(id)
   if max == 0 or not trim or redis.call('XLEN', KEYS[1]) < max then return false end

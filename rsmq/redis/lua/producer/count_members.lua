@@ -8,7 +8,7 @@
 -- WHY      A batch that is not there is not made again: its records may come late, or twice. `added` follows the publish
 --          of its members, so that it waits for none that was not stored. `closed` says how many the publisher has stored:
 --          after a failover that has lost one of its calls the batch is not complete too early. All may come twice.
--- USES     batch_keys, fire_batch, count_batch, can_write
+-- USES     batch_keys, fire_batch, count_batch, may_write, can_write
 local prefix = KEYS[1]:match('^(.-):{')
 local keys = batch_keys(prefix, ARGV[1])
 if not keys then return 'GONE' end

@@ -7,7 +7,7 @@
 -- WHY      The server's clock defines "in five seconds". A message that is sent twice is stored once.
 --          A stream that takes no entries any more takes none later either: so it is asked before anything is written.
 --          What is due in one millisecond comes in the order of these calls.
--- USES     dict, can_write, can_append, delay_score
+-- USES     dict, may_write, can_write, can_append, delay_score
 local due = tonumber(ARGV[1])
 if ARGV[1]:sub(1, 1) == '+' then
   local now = redis.call('TIME')
@@ -41,7 +41,7 @@ elseif known then
 end
 can_write('ZADD', KEYS[1], 'SET', KEYS[3])
 can_append(KEYS[2])
-if KEYS[4] then can_write('SET', KEYS[4]) end
+if KEYS[4] then may_write('SET', KEYS[4]) end
 redis.call('ZADD', KEYS[1], delay_score(KEYS[1], due), ARGV[3])
 local now = redis.call('TIME')
 local left = math.max(0, due - now[1] * 1000)

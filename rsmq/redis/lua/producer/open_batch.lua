@@ -6,7 +6,7 @@
 -- WHY      Name, state and end are written in one step: so each batch that is known by its name ends. The caller makes the
 --          id: a call that is sent again after a lost reply finds its own batch, and a name that is used again later has
 --          another one, which members of the old batch do not reach.
--- USES     can_write
+-- USES     may_write, can_write
 local known = redis.call('HGET', KEYS[1], ARGV[1])
 if known == ARGV[2] then return { 'OK', known } end
 if known then return { ARGV[3] == '1' and 'OK' or 'EXISTS', known } end

@@ -6,7 +6,7 @@
 -- WHY      A reply can be lost after the write. `since` (the newest id known before that write) lets the call find a
 --          first attempt that went through the plain batch script and left no dedup key. An id is one message in its
 --          topic, whatever its key: on one server the partition of the id itself remembers it, too: '@' and the partition of its message.
--- USES     can_write
+-- USES     may_write
 local function value(fields, first, name)
   for i = first, #fields, 2 do
     if fields[i] == name then return fields[i + 1] end
@@ -28,8 +28,8 @@ elseif known then
   local entry = known:find('-', 1, true) and redis.call('XRANGE', KEYS[1], known, known)[1]
   return { 'DUPLICATE', known, is_same(entry) }
 end
-can_write('XADD', KEYS[1], 'SET', KEYS[2])
-if KEYS[3] then can_write('SET', KEYS[3]) end
+may_write('XADD', KEYS[1], 'SET', KEYS[2])
+if KEYS[3] then may_write('SET', KEYS[3]) end
 if ARGV[4] ~= '' then
   for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '(' .. ARGV[4], '+', 'COUNT', 10000)) do
     if value(entry[2], 1, 'id') == ARGV[5] then

@@ -10,8 +10,7 @@
 -- WHY      What has ended holds no name: where a message is says so, and no settlement knows of names. The caller looks,
 --          group by group, and decides. What has ended stays so; then the same record suffices here. What is replaced
 --          must not have been delivered, which is checked here, where it becomes cancelled.
--- USES     dict, order, is_id, name_record, can_write, can_append, delay_score
-can_write('XADD', KEYS[1], 'SET', KEYS[2], 'HSET', KEYS[3], 'ZADD ZREM', KEYS[4])
+-- USES     dict, order, is_id, name_record, may_write, can_write, can_append, delay_score
 local known, time = redis.call('GET', KEYS[2]), redis.call('TIME')
 if known then return { 'DUPLICATE', known, -1 } end
 local now, due = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[4])
@@ -22,6 +21,8 @@ local max = tonumber(ARGV[1])
 local is_full = not due and max > 0 and ARGV[2] ~= 'trim' and redis.call('XLEN', KEYS[1]) >= max
 
 local record = redis.call('HGET', KEYS[3], ARGV[5])
+may_write('SET', KEYS[2], 'HSET', KEYS[3])
+can_write('XADD', KEYS[1], 'ZADD ZREM', KEYS[4])
 local held, holder, id, packed = name_record(record or '')
 if held and (record ~= ARGV[7] or ARGV[8] == 'replace') then
   local reply = { 'HELD', string.format('%.0f', now), record, held, holder, id, 0, packed }

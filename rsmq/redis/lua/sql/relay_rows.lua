@@ -13,7 +13,7 @@
 --          A message whose id was given, and that was stored before, counts as skipped, and is remembered like a row.
 --          A row with a due time waits in the delayed set also when it is overdue: there it comes behind what was due
 --          before it. What is due goes into the stream before a row without a time, and at the end.
--- USES     dict, is_id, name_record, can_write, can_append, delay_score, given_id, remember_id, release_due, kept_rows
+-- USES     dict, is_id, name_record, may_write, can_write, can_append, delay_score, given_id, remember_id, release_due, kept_rows
 local max, trim = tonumber(ARGV[3]), ARGV[4] == 'trim'
 local found = redis.call('HMGET', KEYS[3], 'turn|' .. ARGV[1], 'rows|' .. ARGV[1])
 local is_turn = found[1] and #found[1] == #ARGV[2] and found[1]:match('^%d+$')

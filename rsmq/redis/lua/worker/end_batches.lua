@@ -6,7 +6,7 @@
 -- WHY      The first time of a batch is its `expires`: then it calls, whether it is complete or not, closed or not. From
 --          its callback on it is when its state goes. Any worker may call this, several at once, and again. What
 --          another client has written into a batch stops no other one: it is looked at again after an hour.
--- USES     batch_keys, fire_batch, can_write
+-- USES     batch_keys, fire_batch, may_write, can_write
 can_write('ZREM ZADD', KEYS[1], 'HDEL', KEYS[2])
 local time, reply = redis.call('TIME'), {}
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -6,7 +6,7 @@
 -- WHY      Only the leader does the work of a tick. That a tick is published once does not depend on it: see
 --          publish_tick. A new schedule begins now, and so does one whose rule has changed: by its code or by an
 --          operator. A lease longer than its ttl comes from a jump of the clock and counts as free.
--- USES     whole, can_write
+-- USES     whole, may_write, can_write
 local name, owner, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -7,7 +7,7 @@
 --          restore of a machine's snapshot, must not lead together. Epochs grow with the clock, so that the next one is higher, too, when a failover has lost the hash. A
 --          lease longer than its ttl comes from a jump of the clock and counts as free. A week after the last bid the
 --          work is gone, such as the database of an outbox.
--- USES     whole, can_write
+-- USES     whole, may_write, can_write
 local owner, ttl = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

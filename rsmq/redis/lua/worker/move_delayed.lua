@@ -5,7 +5,7 @@
 -- WHY      What is due cannot go into a sealed stream. ZREM and ZADD run in one script, so a message is cancelled or given
 --          another due time in the one or in the other. Its due time is that of now: it may have changed since it was
 --          read. A message that holds a unique name has it as its first field: the record of the name goes with it.
--- USES     is_id, name_record, can_write
+-- USES     is_id, name_record, may_write, can_write
 can_write('ZREM', KEYS[1], 'ZADD', KEYS[2], 'HDEL', KEYS[3], 'HSET', KEYS[4])
 local function name_in(packed)
   local is_name, first, name = pcall(struct.unpack, '>I4c0I4c0', packed)

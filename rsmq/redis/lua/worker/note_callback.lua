@@ -3,7 +3,7 @@
 -- ARGV     1 home  2 on_complete|on_success
 -- RETURNS  'OK' or 'GONE'
 -- WHY      Until then it is published again, under the same message id. The state is kept from now on.
--- USES     batch_keys, can_write
+-- USES     batch_keys, may_write, can_write
 if not batch_keys(KEYS[1]:match('^(.-):{'), ARGV[1]) then return 'GONE' end
 can_write('HDEL', KEYS[1], 'ZADD', KEYS[2])
 local time = redis.call('TIME')

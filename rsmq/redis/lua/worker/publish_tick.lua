@@ -6,7 +6,7 @@
 -- RETURNS  'OK', 'DUPLICATE' or 'FULL'
 -- WHY      The stream and the record are in one slot, so each tick is published exactly once, also by a leader that was
 --          paused. A run that was asked for is no tick: its request is removed instead, and the ticks stay as they are.
--- USES     whole, can_write, note_run
+-- USES     whole, may_write, can_write, note_run
 local found = redis.call('HMGET', KEYS[2], 'last|' .. ARGV[1], 'run|' .. ARGV[1])
 local run = string.match(ARGV[2], '^%+(%d+)$')
 if run and found[2] ~= run then return 'DUPLICATE' end

@@ -6,7 +6,7 @@
 --          A message that holds a unique name has it as its first field: the record of the name follows it.
 --          Nothing may fail once a message is stored, or it would be stored in each round: a record that is none is
 --          left to `forget_names`. A message that cannot be unpacked becomes an entry without `data`: consumers bury it as malformed.
--- USES     is_id, name_record, can_write, release_due
+-- USES     is_id, name_record, may_write, can_write, release_due
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved, is_full = release_due(KEYS[1], KEYS[2], KEYS[3], now, ARGV[1], tonumber(ARGV[2]), ARGV[3])

@@ -12,7 +12,7 @@
 --          deleted between those that are needed, a page in each call, with the notes about it. `cut` is up to where
 --          that was done, `left` how many were needed there; when most of these are settled, it begins anew.
 --          Marks (entries ever added -> id, written on each call) count entries without reading them.
--- USES     dict, order, is_id, next_id, whole, replay_start, add_parked, is_parked, delete_settled, forget_old_notes, can_write
+-- USES     dict, order, is_id, next_id, whole, replay_start, add_parked, is_parked, delete_settled, forget_old_notes, may_write, can_write
 local function less(a, b) return order(a) < order(b) end
 local function lower(a, b) return less(a, b) and a or b end
 local first, groups, parked, many, waiting = {}, redis.call('XINFO', 'GROUPS', KEYS[1]), {}, {}, 0
