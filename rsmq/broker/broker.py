@@ -133,16 +133,14 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         `to` is called like a handler, by its annotations, and returns a device id, several, or None; the parameter of
         a lambda gets the payload, decoded as `payload`. Every message reaches each device once, in stream order of its
         partition, through crashes, retries and resets of the group. Letters expire `expires` after publishing.
-        `partitions`, `batch` and `retry` are those of `handler`. A letter is stored as it was published. By a broker
-        that encrypts it may be with `plain=True`; without that ConfigError is raised.
+        `partitions`, `batch` and `retry` are those of `handler`. A letter is encoded as its message is, and decoded
+        where it is read: by a session of a broker with the codecs. With `plain=True` it lies in the server as it was
+        published, for devices that read their inbox without a key.
         """
-        if self.encoding.encrypts and not plain:
-            raise ConfigError(
-                f"deliver({topic!r}): this broker encrypts, and letters of devices lie in the server as they were "
-                f"published. Write deliver(..., plain=True) if they may, or send what a device can decrypt"
-            )
         policy = RetryPolicy() if retry is None else retry
-        feed = persistence.Feed(to, group, payload, expires, policy, lambda: self._connection.inboxes.writer)
+        feed = persistence.Feed(
+            to, group, payload, expires, policy, lambda: self._connection.inboxes.writer, self.encoding, is_plain=plain
+        )  # fmt: skip
         self.handler(
             topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
         )(feed)  # fmt: skip
@@ -208,7 +206,7 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
     def _make_connection(self) -> AbstractAsyncContextManager[Connection]:
         return connection(
             self.settings, self.keys, declared=self.declared, make_producer=self._prepared_producer,
-            publishes_only=not self.handlers,
+            publishes_only=not self.handlers, encoding=self.encoding,
         )  # fmt: skip
 
     def _prepared_producer(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
@@ -309,7 +307,7 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
     @property
     def devices(self) -> persistence.Devices:
         """The devices: list them, read their inboxes, purge."""
-        return persistence.Devices(self.client, self.keys)
+        return persistence.Devices(self.client, self.keys, self.encoding)
 
     # -- administration -------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import anyio
 
 from rsmq import persistence
 from rsmq.errors import OTHER_LOOP, BrokerUnavailable, ConfigError
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.log_guard import guard_loggers
 from rsmq.model.log_names import shorten_names
@@ -65,6 +66,7 @@ async def connection(
     declared: Callable[[str], Declaration],
     make_producer: MakeProducer,
     publishes_only: bool,
+    encoding: Encoding = NO_CODECS,
 ) -> AsyncIterator[Connection]:
     """Connect to the server that the settings name; without a URL to the embedded server, which this may start.
 
@@ -82,7 +84,7 @@ async def connection(
                     await require(client, settings, keys, publishes_only=publishes_only)
             topics = Topics(client, keys, settings, declared)
             producer = make_producer(client, keys, settings, topics)
-            inboxes = persistence.Inboxes(client, keys, settings, new_member_id())
+            inboxes = persistence.Inboxes(client, keys, settings, new_member_id(), encoding)
             async with own_tasks() as tasks:
                 await tasks.start(producer.run)
                 with suppress(BrokerUnavailable):  # then this machine's clock has to do

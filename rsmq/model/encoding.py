@@ -154,6 +154,15 @@ class Encoding:
             data = each.seal(data, Binding(message_id.encode(), route, content_type.encode(), enc.encode()))
         return data, enc
 
+    def bound(self, data: bytes, message_id: str, key: str | None, content_type: str) -> tuple[bytes, Binding | None]:
+        """What is stored for a payload outside of a topic, and what undoes it; None: it is stored as it is. Raises
+        TooLarge."""
+        data, enc = self.encode(data, message_id, key, content_type)
+        if not enc:
+            return data, None
+        route = None if key is None else key.encode()
+        return data, Binding(message_id.encode(), route, content_type.encode(), enc.encode())
+
     def extend(
         self,
         data: bytes,

@@ -22,7 +22,7 @@ from rsmq.errors import ConfigError, Malformed, MessageError, NotJson, Oversized
 from rsmq.model.batch_member import FIELD, BatchMember
 from rsmq.model.body import check_ref, is_outside
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
-from rsmq.model.encoding import ENC, Encoding, binding_of, why_sealed
+from rsmq.model.encoding import ENC, Binding, Encoding, binding_of, why_sealed
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.formats import ENCODERS, format_of
@@ -656,6 +656,20 @@ def stored_entry(message: Message) -> list[bytes]:
     own_id = () if message._id is None else (b"id", message._id)
     own_key = () if message._key is None else (b"key", message._key)
     return [b"data", message.data, *own_id, *own_key]
+
+
+def stored_payload(message: Message, encoding: Encoding) -> tuple[bytes, Binding | None]:
+    """The payload of a message that was read, as its entry has it, and what undoes it; None: it is not encoded.
+
+    One whose body lies in a store is encoded anew, by the codecs of `encoding`: an entry lives as long as its body only
+    in its topic.
+    """
+    if message.is_plain or message.encoding is None:
+        return message.data, None
+    named = message._fields
+    if not is_outside(named[ENC]):
+        return named[b"data"], binding_of(named)
+    return encoding.bound(message.data, message.id, message.key, message.type)
 
 
 def has_own_id(message: Message) -> bool:

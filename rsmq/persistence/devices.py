@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from rsmq.errors import ConfigError
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys, decode_device
 from rsmq.model.record import exact_text, moment, whole
 from rsmq.persistence.letter import Letter, packet_id_of
@@ -44,8 +45,10 @@ class Device:
 class Devices:
     """Lists devices, reads their inboxes without changing them, and purges one."""
 
-    def __init__(self, client: Client, keys: Keys) -> None:
+    def __init__(self, client: Client, keys: Keys, encoding: Encoding = NO_CODECS) -> None:
+        """`encoding` undoes the letters that `peek` returns."""
         self._client, self._keys = client, keys
+        self._encoding = encoding
 
     async def find(self, client_id: str) -> Device | None:
         """The state of a device; None if the server does not know it."""
@@ -97,7 +100,11 @@ class Devices:
             return []
         seqs = [seq for ref in refs if (seq := whole(ref)) is not None]  # another client may write anything
         envelopes = await self._client.execute_command("MGET", *(f"{inbox}_{seq}" for seq in seqs)) if seqs else ()
-        return [Letter(seq, envelope) for seq, envelope in zip(seqs, envelopes, strict=True) if envelope is not None]
+        return [
+            Letter(seq, envelope, encoding=self._encoding)
+            for seq, envelope in zip(seqs, envelopes, strict=True)
+            if envelope is not None
+        ]
 
     async def purge(self, client_id: str) -> int:
         """Remove the letters stored now, in bounded steps; returns how many.

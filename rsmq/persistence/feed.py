@@ -12,9 +12,10 @@ from rsmq.handler.reader import PayloadReader
 from rsmq.handler.retry import Park, Reject, Retry, RetryPolicy, decide
 from rsmq.handler.signature import read_signature
 from rsmq.model.duration import Duration
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.keys import encode_device
-from rsmq.model.message import LARGEST_PAYLOAD, Message, remaining_ms, stored_ms
+from rsmq.model.message import LARGEST_PAYLOAD, Message, remaining_ms, stored_ms, stored_payload
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt, expiry_ms
 from rsmq.persistence.letter import pack_letter, seal
 
@@ -38,7 +39,12 @@ class Feed:
         expires: Duration | None,
         retry: RetryPolicy,
         writer: Callable[[], InboxWriter],
+        encoding: Encoding = NO_CODECS,
+        *,
+        is_plain: bool = False,
     ) -> None:
+        """`is_plain`: letters are stored as their messages were published, else as these are stored. `encoding`: for
+        those whose body lies in a store."""
         self.title = f"deliver(to={getattr(to, '__name__', type(to).__name__)})"
         self._signature = read_signature(to, self.title, is_batch=False, unannotated=payload)
         self._reader = PayloadReader(decode_nothing)
@@ -50,6 +56,8 @@ class Feed:
         self._ttl = expiry_ms(expires)
         self._retry = retry
         self._writer = writer
+        self._encoding = encoding
+        self._is_plain = is_plain
 
     async def __call__(self, messages: list[Message]) -> list[BaseException | None] | None:
         """None when all letters of all messages are stored, else one outcome per message."""
@@ -105,15 +113,16 @@ class Feed:
         return devices
 
     def _send(self, message: Message, devices: Sequence[str]) -> Receipt:
-        if len(message.data) > LARGEST_PAYLOAD:
+        data, binding = (message.data, None) if self._is_plain else stored_payload(message, self._encoding)
+        if len(data) > LARGEST_PAYLOAD:
             raise Reject(
-                f"the payload has {len(message.data)} bytes, more than a letter may have ({LARGEST_PAYLOAD}): send the "
+                f"the payload has {len(data)} bytes, more than a letter may have ({LARGEST_PAYLOAD}): send the "
                 f"device a link"
             )
         milliseconds, _, number = message.entry_id.partition(b"-")
         position = milliseconds.zfill(20) + number.zfill(20)
         source = f"source:{message.topic}.{message.partition}/{self._group}"
-        envelope = seal(message.data, message.type, message.topic, message.headers)
+        envelope = seal(data, message.type, message.topic, message.headers, binding)
         writer, receipt, ttl = self._writer(), Receipt(), self._ttl
         left = remaining_ms(message, stored_ms(message))
         if left is not None:

@@ -34,7 +34,7 @@ class InboxCursor:
     known is None, never a value that a letter, a seq or a packet id may have.
     """
 
-    __slots__ = ("at", "blocked", "is_drained", "is_paused", "out", "rings", "sent", "window")
+    __slots__ = ("at", "blocked", "is_drained", "is_held", "is_paused", "out", "rings", "sent", "window")
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -49,6 +49,8 @@ class InboxCursor:
         """The last page was the end of the inbox, and nothing has rung since it was asked for."""
         self.is_paused = False
         """The client does not read."""
+        self.is_held = False
+        """The next letter cannot be passed on: a poll looks whether it is still there."""
         self.rings = 0
         """How often the doorbell has rung."""
 
@@ -65,11 +67,14 @@ class InboxCursor:
     @property
     def room(self) -> int:
         """How many letters the next page may have. 0 or less: none."""
-        return 0 if self.is_paused or self.blocked is not None else self.window - len(self.out)
+        is_stopped = self.is_paused or self.is_held or self.blocked is not None
+        return 0 if is_stopped else self.window - len(self.out)
 
     @property
     def page_size(self) -> int:
-        """`room`, within what one page may have."""
+        """`room`, within what one page may have. Of letters that are held, the first one."""
+        if self.is_held and not self.is_paused and self.blocked is None and len(self.out) < self.window:
+            return 1
         return min(max(self.room, 0), MOST_PER_PAGE)
 
     def take(
@@ -81,6 +86,7 @@ class InboxCursor:
         envelope that is empty belongs to a letter that was received before (QoS 2).
         """
         out = self.out
+        self.is_held = False
         seqs, taken, last = list[int](), list[bytes](), None
         for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
             seq = int(ref)
@@ -99,6 +105,14 @@ class InboxCursor:
         self.at = reply[1].decode()
         self.is_drained = bool(int(reply[2])) and self.rings == rings
         return seqs, taken
+
+    def put_back(self, seqs: Sequence[int]) -> None:
+        """The last of the letters that were taken cannot be passed on yet: they come again, in order."""
+        for seq in seqs:
+            self.out.pop((seq - 1) % PACKET_IDS + 1, None)
+        self.at = str(seqs[0] - 1)
+        self.is_drained = False
+        self.is_held = True
 
     def free(self, packet_ids: Sequence[int]) -> list[int]:
         """The client has these letters. Returns their seqs, without those that are not out or that the server lost."""

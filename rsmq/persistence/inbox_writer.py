@@ -14,6 +14,7 @@ from typing import Any, Final
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
@@ -203,8 +204,17 @@ class InboxWriter:
     server skips letters at or below the last position it has stored: a batch can be sent again, but not overtaken.
     """
 
-    def __init__(self, batcher: ScriptBatcher, keys: Keys, settings: Settings, *, is_cluster: bool) -> None:
+    def __init__(
+        self,
+        batcher: ScriptBatcher,
+        keys: Keys,
+        settings: Settings,
+        *,
+        is_cluster: bool,
+        encoding: Encoding = NO_CODECS,
+    ) -> None:
         self._batcher, self._keys = batcher, keys
+        self._encoding = encoding
         self._most_devices = 1 if is_cluster else MOST_DEVICES
         self._limit = int(settings.payload_limit)
         self._options = (to_ms(settings.inbox_ttl), settings.inbox_limit, mark_ttl_ms(settings))
@@ -237,7 +247,7 @@ class InboxWriter:
         self, device: str, payload: Any, topic: str, headers: Mapping[str, str] | None, expires: Duration | None
     ) -> None:
         """Store one letter. Concurrent calls share a write."""
-        envelope, receipt = seal_payload(payload, topic, headers, self._limit), Receipt()
+        envelope, receipt = self._envelope(payload, topic, headers), Receipt()
         self._put(device, envelope, expiry_ms(expires), receipt)
         await receipt.complete()
 
@@ -272,7 +282,10 @@ class InboxWriter:
         for pair in letters:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ConfigError(f"{pair!r} is not a pair: give (client id, payload) for each letter")
-            yield pair[0], seal_payload(pair[1], topic, headers, self._limit)
+            yield pair[0], self._envelope(pair[1], topic, headers)
+
+    def _envelope(self, payload: Any, topic: str, headers: Mapping[str, str] | None) -> bytes:
+        return seal_payload(payload, topic, headers, self._limit, self._encoding)
 
     def _round(self, letters: Iterator[tuple[str, bytes]], ttl: Value) -> Receipt | None:
         """Queue the next round, bounded in letters and bytes; None when no letter is left."""

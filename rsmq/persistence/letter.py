@@ -7,6 +7,10 @@ and the raw payload to the end.
 A letter for an MQTT client has content type 254 instead, after an empty topic: u8 flags, u16 length + topic name, u16
 length + properties of MQTT 5 as its clients read them, with flag 16 u16 length + filter of a shared subscription, and
 the raw payload.
+
+What is encoded stays as it is stored in a topic. Content type 253, or flag 32 of a letter for an MQTT client, is
+followed by what undoes it: for each of `enc`, content type, message id and ordering key u16 length + text, ffff for a
+key that is not there.
 """
 
 from __future__ import annotations
@@ -19,20 +23,35 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
-from rsmq.errors import ConfigError, Malformed, TooLarge
+from rsmq.errors import ConfigError, Malformed, MessageError, TooLarge
 from rsmq.model.clock import from_epoch_ms
+from rsmq.model.encoding import NO_CODECS, Binding, Encoding, why_sealed
 from rsmq.model.headers import require_text
-from rsmq.model.message import BYTES, JSON, LARGEST_HEADERS, TEXT, encode_payload, read_headers, write_headers
+from rsmq.model.message import (
+    BYTES,
+    JSON,
+    LARGEST_HEADERS,
+    TEXT,
+    encode_payload,
+    new_message_id,
+    read_headers,
+    write_headers,
+)
 from rsmq.model.packing import pack_array, pack_values
 
 VERSION: Final = 1
 STAMP: Final = 13
 """Bytes that the server writes first: version, published_ms, expires_ms."""
 TYPES: Final = (JSON, BYTES, TEXT)
+ENCODED_TYPE: Final = 253
 MQTT_TYPE: Final = 254
 OTHER_TYPE: Final = 255
 PACKET_IDS: Final = 65_535
 LONGEST_TEXT: Final = 255
+ABSENT: Final = 0xFFFF
+"""In the place of a length: there is no such text."""
+HEAD_BYTES: Final = 1024
+"""In so many first bytes of an envelope stands its `enc`, if it has one."""
 LATEST: Final = (1 << 48) - 1
 """The last moment that a stamp can say, in ms since 1970."""
 
@@ -49,14 +68,24 @@ class Letter:
     first half of its handshake (QoS 2) is done, and it has no content any more.
     """
 
-    __slots__ = ("_envelope", "_parts", "device", "is_received", "is_redelivered", "seq")
+    __slots__ = ("_encoding", "_envelope", "_parts", "device", "is_received", "is_redelivered", "seq")
 
-    def __init__(self, seq: int, envelope: bytes, *, device: str = "", is_redelivered: bool = False) -> None:
+    def __init__(
+        self,
+        seq: int,
+        envelope: bytes,
+        *,
+        device: str = "",
+        is_redelivered: bool = False,
+        encoding: Encoding = NO_CODECS,
+    ) -> None:
+        """`encoding` undoes what is compressed or encrypted."""
         self.seq, self.device = seq, device
         self.is_redelivered = is_redelivered
         self.is_received = not envelope
         self._envelope = envelope or RECEIVED
-        self._parts: tuple[str, str, bytes, bytes] | None = None
+        self._parts: LetterParts | None = None
+        self._encoding = encoding
 
     @property
     def packet_id(self) -> int:
@@ -65,13 +94,27 @@ class Letter:
 
     @property
     def data(self) -> bytes:
-        """The raw payload."""
-        return self._read()[3]
+        """The raw payload. Raises Malformed, and CannotDecode where this process has no key, or no codec, for it."""
+        parts = self._read()
+        if parts.binding is not None:
+            parts = self._parts = parts._replace(data=self._encoding.undo(parts.data, parts.binding), binding=None)
+        return parts.data
+
+    @property
+    def sealed(self) -> str:
+        """Why `data` cannot be read, such as `encrypted (k7)`; empty where it can."""
+        binding = self._read().binding
+        try:
+            self.data  # noqa: B018
+        except MessageError as error:
+            return why_sealed(error, "" if binding is None else binding.enc.decode(errors="backslashreplace"))
+        return ""
 
     @property
     def payload(self) -> Any:
-        """The payload by its content type: a JSON value, str or bytes. Raises Malformed if it cannot be decoded."""
-        _, kind, _, data = self._read()
+        """The payload by its content type: a JSON value, str or bytes. Raises Malformed if it cannot be decoded, and
+        CannotDecode as `data` does."""
+        kind, data = self.type, self.data
         try:
             if kind == JSON:
                 return from_json(data, allow_inf_nan=False) if data or not self.is_received else None
@@ -82,17 +125,17 @@ class Letter:
     @property
     def topic(self) -> str:
         """The topic it came through, or the `topic` that its sender gave."""
-        return self._read()[0]
+        return self._read().topic
 
     @property
     def type(self) -> str:
         """The content type."""
-        return self._read()[1]
+        return self._read().type
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers, as a new dict for each access."""
-        raw = self._read()[2]
+        raw = self._read().headers
         return read_headers(raw) if raw else {}
 
     @property
@@ -114,7 +157,7 @@ class Letter:
         except (ValueError, OverflowError) as error:
             raise Malformed(f"letter {self.seq}: its envelope has no valid time: {error}") from None
 
-    def _read(self) -> tuple[str, str, bytes, bytes]:
+    def _read(self) -> LetterParts:
         if self._parts is None:
             self._parts = read_envelope(self._envelope)
         return self._parts
@@ -124,8 +167,19 @@ class Letter:
         return f"<Letter {self.seq}{mark}>"
 
 
-def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
-    """Topic, content type, raw headers and payload. Raises Malformed for anything else."""
+class LetterParts(NamedTuple):
+    """What an envelope holds. `headers`: as JSON, empty without any. `data`: the payload, or what is stored of one that
+    is encoded: `binding` is then what undoes it."""
+
+    topic: str
+    type: str
+    headers: bytes
+    data: bytes
+    binding: Binding | None = None
+
+
+def read_envelope(envelope: bytes) -> LetterParts:
+    """Raises Malformed for anything else."""
     if envelope[:1] != bytes([VERSION]):
         raise Malformed(
             f"the envelope has version {envelope[:1].hex() or '(none)'}: written by a newer rsmq, or by hand"
@@ -135,19 +189,70 @@ def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
         code = envelope[at]
         if code == MQTT_TYPE:
             mqtt = read_mqtt(envelope)
-            return mqtt.topic, BYTES, b"", mqtt.data
-        kind, at = _text(envelope, at + 1) if code == OTHER_TYPE else (TYPES[code], at + 1)
+            return LetterParts(mqtt.topic, BYTES, b"", mqtt.data, mqtt.binding)
+        binding = None
+        if code == ENCODED_TYPE:
+            binding, at = read_binding(envelope, at + 1)
+            kind = binding.type.decode()
+        else:
+            kind, at = _text(envelope, at + 1) if code == OTHER_TYPE else (TYPES[code], at + 1)
         (length,) = struct.unpack_from(">H", envelope, at)
         headers, data = envelope[at + 2 : at + 2 + length], envelope[at + 2 + length :]
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise Malformed(f"the envelope is cut off or broken: {error}") from None
     if len(headers) != length:
         raise Malformed("the envelope is cut off in its headers")
-    return topic, kind, headers, data
+    return LetterParts(topic, kind, headers, data, binding)
+
+
+def enc_of(envelope: bytes) -> bytes:
+    """How the payload of a letter is encoded, from the first HEAD_BYTES of its envelope; empty if it is not, or if that
+    cannot be read."""
+    try:
+        _, at = _text(envelope, STAMP)
+        code = envelope[at]
+        if code == MQTT_TYPE and envelope[at + 1] & ENCODED:
+            at += 1
+        elif code != ENCODED_TYPE:
+            return b""
+    except (IndexError, UnicodeDecodeError):
+        return b""
+    start = at + 3
+    return envelope[start : start + int.from_bytes(envelope[at + 1 : start], "big")]
+
+
+def pack_binding(binding: Binding) -> bytes:
+    """What undoes an encoded payload, for an envelope. Raises ConfigError for what is too long for one."""
+    return b"".join(map(_long_text, (binding.enc, binding.type, binding.message_id, binding.key)))
+
+
+def _long_text(raw: bytes | None) -> bytes:
+    if raw is not None and len(raw) >= ABSENT:
+        raise ConfigError(f"a letter cannot hold an id or a key of {len(raw)} bytes: use fewer than {ABSENT}")
+    return ABSENT.to_bytes(2, "big") if raw is None else len(raw).to_bytes(2, "big") + raw
+
+
+def read_binding(envelope: bytes, at: int) -> tuple[Binding, int]:
+    """What `pack_binding` has packed, from an offset on, and the offset of its end. Raises Malformed."""
+    texts = list[bytes | None]()
+    for _ in range(4):
+        length = int.from_bytes(envelope[at : at + 2], "big")
+        end = at + 2 + (0 if length == ABSENT else length)
+        if end > len(envelope):
+            raise Malformed("the envelope is cut off before its payload")
+        texts.append(None if length == ABSENT else envelope[at + 2 : end])
+        at = end
+    enc, kind, message_id, key = texts
+    if not enc or kind is None or message_id is None:
+        raise Malformed("the envelope does not say how its payload is encoded")
+    return Binding(message_id, key, kind, enc), at
 
 
 class MqttLetter(NamedTuple):
-    """A letter as an MQTT client gets it. `flags`: QoS in the lowest two bits, RETAIN, EXPIRES and SHARED."""
+    """A letter as an MQTT client gets it. `flags`: QoS in the lowest two bits, RETAIN, EXPIRES, SHARED and ENCODED.
+
+    `binding`: what undoes `data`, if it is encoded.
+    """
 
     flags: int
     topic: str
@@ -155,6 +260,7 @@ class MqttLetter(NamedTuple):
     data: bytes
     share: str = ""
     """The shared subscription that it came through."""
+    binding: Binding | None = None
 
 
 RETAIN: Final = 4
@@ -163,25 +269,35 @@ EXPIRES: Final = 8
 """Its publisher gave it an expiry: the client gets what is left of it."""
 SHARED: Final = 16
 """It came through a shared subscription, whose filter stands behind the properties."""
+ENCODED: Final = 32
+"""Its payload is encoded: what undoes it stands behind the flags."""
 
 
-def seal_mqtt(flags: int, topic: bytes, properties: bytes, data: bytes, share: str = "") -> bytes:
+def seal_mqtt(
+    flags: int, topic: bytes, properties: bytes, data: bytes, share: str = "", binding: Binding | None = None
+) -> bytes:
     """The envelope of a letter for an MQTT client, without its stamp."""
     if share:
         flags |= SHARED
         raw = share.encode()
         data = len(raw).to_bytes(2, "big") + raw + data
-    return b"\0%c%c%b%b%b%b%b" % (
-        MQTT_TYPE, flags, len(topic).to_bytes(2, "big"), topic, len(properties).to_bytes(2, "big"), properties, data
+    about = b""
+    if binding is not None:
+        flags, about = flags | ENCODED, pack_binding(binding)
+    return b"\0%c%c%b%b%b%b%b%b" % (
+        MQTT_TYPE, flags, about, len(topic).to_bytes(2, "big"), topic, len(properties).to_bytes(2, "big"), properties,
+        data,
     )  # fmt: skip
 
 
 def read_mqtt(envelope: bytes) -> MqttLetter:
     """A letter for an MQTT client. Every other letter has QoS 1, and only topic and payload."""
     if envelope[STAMP : STAMP + 2] != bytes((0, MQTT_TYPE)):
-        topic, _, _, data = read_envelope(envelope)
-        return MqttLetter(1, topic, b"", data)
-    at = STAMP + 3
+        parts = read_envelope(envelope)
+        return MqttLetter(1, parts.topic, b"", parts.data, binding=parts.binding)
+    at, binding = STAMP + 3, None
+    if len(envelope) >= at and envelope[STAMP + 2] & ENCODED:
+        binding, at = read_binding(envelope, at)
     middle = at + 2 + int.from_bytes(envelope[at : at + 2], "big")
     end = middle + 2 + int.from_bytes(envelope[middle : middle + 2], "big")
     if end > len(envelope) or len(envelope) < at:
@@ -192,7 +308,7 @@ def read_mqtt(envelope: bytes) -> MqttLetter:
         start, end = end + 2, end + 2 + int.from_bytes(envelope[end : end + 2], "big")
         share = envelope[start:end]
     try:
-        return MqttLetter(flags, name.decode(), properties, envelope[end:], share.decode())
+        return MqttLetter(flags & ~ENCODED, name.decode(), properties, envelope[end:], share.decode(), binding)
     except UnicodeDecodeError as error:
         raise Malformed(f"the envelope of an MQTT letter is broken: {error}") from None
 
@@ -212,11 +328,24 @@ def _text(envelope: bytes, at: int) -> tuple[str, int]:
     return envelope[at + 1 : end].decode(), end
 
 
+def encoded_front(front: bytes, binding: bytes) -> bytes:
+    """The front of an envelope of `seal_mqtt`, for a payload that is encoded. `binding`: from `pack_binding`."""
+    return b"%b%c%b%b" % (front[:2], front[2] | ENCODED, binding, front[3:])
+
+
 def seal(
-    data: bytes, kind: str = JSON, topic: str | bytes = b"", headers: Mapping[str, str] | bytes | None = None
+    data: bytes,
+    kind: str = JSON,
+    topic: str | bytes = b"",
+    headers: Mapping[str, str] | bytes | None = None,
+    binding: Binding | None = None,
 ) -> bytes:
-    """The envelope without its stamp, which the server adds. `headers` may be JSON already."""
-    front = _front(kind, topic)
+    """The envelope without its stamp, which the server adds. `headers` may be JSON already. `binding`: what undoes
+    `data`, if it is encoded; then it names the content type, too."""
+    if binding is None:
+        front = _front(kind, topic)
+    else:
+        front = b"%b%c%b" % (_counted("topic", topic), ENCODED_TYPE, pack_binding(binding))
     if not headers:
         return front + b"\0\0" + data
     head = headers if isinstance(headers, bytes) else write_headers(headers)
@@ -243,16 +372,24 @@ def _counted(field: str, text: str | bytes) -> bytes:
     return bytes([len(raw)]) + raw
 
 
-def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, limit: int) -> bytes:
-    """The envelope of a payload, without its stamp. Raises TooLarge, NotJson or ConfigError."""
+def seal_payload(
+    payload: Any, topic: str, headers: Mapping[str, str] | None, limit: int, encoding: Encoding = NO_CODECS
+) -> bytes:
+    """The envelope of a payload, without its stamp. Raises TooLarge, NotJson or ConfigError.
+
+    With codecs it is encoded, with an id of its own. `limit` counts what is stored.
+    """
     data, kind = encode_payload(payload)
+    binding = None
+    if encoding.names:
+        data, binding = encoding.bound(data, new_message_id(), None, kind)
     if len(data) > limit:
         raise TooLarge(len(data), limit)
     if not isinstance(topic, str):
         raise ConfigError(f"topic={topic!r} is not text: pass a str")
     if headers:
         require_text(headers)
-    return seal(data, kind, topic, headers)
+    return seal(data, kind, topic, headers, binding)
 
 
 def pack_letter(position: str | bytes, published: str | bytes | int, ttl: str | bytes | int, envelope: bytes) -> bytes:

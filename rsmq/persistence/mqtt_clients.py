@@ -100,6 +100,8 @@ class MqttGateway:
     counts: Mapping[str, int] = field(default_factory=dict)
     """What it has counted since it started."""
     started: datetime | None = None
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Clients whose letters wait, by what these need, such as `key k7`, which the gateway does not have."""
 
 
 class MqttClients:
@@ -220,7 +222,8 @@ def read_about(raw: bytes | None) -> tuple[Any, ...]:
         end = None if until is None else from_epoch_ms(int(until))
         started = found.get("started_ms")
         begin = None if started is None else from_epoch_ms(int(started))
-        return listen, bool(found.get("anonymous")), end, routes, counts, begin
+        held = {str(name): int(number) for name, number in found.get("held", {}).items()}
+        return listen, bool(found.get("anonymous")), end, routes, counts, begin, held
     except (ValueError, TypeError, AttributeError, OverflowError, OSError):  # another client may write anything
         return ()
 

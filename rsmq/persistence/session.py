@@ -21,6 +21,7 @@ from rsmq.errors import (
     SessionTaken,
 )
 from rsmq.model.clock import to_ms
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.log_names import name_in_log
 from rsmq.model.settings import Settings
@@ -44,15 +45,19 @@ CHUNK: Final = 1000
 class Inboxes:
     """Sessions and senders of one connection share this: the letter writer, a batcher of calls, a doorbell."""
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, gateway: str) -> None:
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, gateway: str, encoding: Encoding = NO_CODECS
+    ) -> None:
+        """`encoding` encodes what this process sends, and undoes what its sessions read."""
         self.client = client
+        self.encoding = encoding
         self.keys = keys
         self.settings = settings
         self.gateway = gateway
         patience = settings.unavailable_timeout.total_seconds()
         self.batcher = ScriptBatcher(client, patience=patience, connections=CONNECTIONS, log=log)
         self.doorbell = Doorbell(client)
-        self.writer = InboxWriter(self.batcher, keys, settings, is_cluster=client.is_cluster)
+        self.writer = InboxWriter(self.batcher, keys, settings, is_cluster=client.is_cluster, encoding=encoding)
         self._connects = f"source:!{secrets.token_hex(5)}"
         self._count = 0
 
@@ -208,8 +213,11 @@ class Session:
             self._end(self._refused(reply[0]))
             return
         self._heard = heard
+        encoding = self._inboxes.encoding
         for seq, envelope in zip(*cursor.take(reply, heard), strict=True):
-            self._letters.append(Letter(seq, envelope, device=self.device, is_redelivered=seq <= cursor.sent))
+            is_redelivered = seq <= cursor.sent
+            letter = Letter(seq, envelope, device=self.device, is_redelivered=is_redelivered, encoding=encoding)
+            self._letters.append(letter)
         blocked = cursor.blocked
         if blocked is not None and blocked is not before:
             log.warning(

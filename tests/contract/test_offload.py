@@ -12,9 +12,9 @@ import anyio.lowlevel
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, ConfigError, Message, RetryPolicy, Settings, SyncBroker
+from rsmq import Broker, Message, RetryPolicy, Settings, SyncBroker
 from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
-from rsmq.errors import StoreUnavailable, TooLarge
+from rsmq.errors import CannotDecode, StoreUnavailable, TooLarge
 from rsmq.model import body as body_module
 from tests.codecs.stores import MemoryStore
 from tests.contract.test_codecs import FORMS, register
@@ -362,10 +362,39 @@ async def test_a_device_gets_no_letter_that_is_larger_than_an_entry(stored: Make
     assert [each.payload for each in found] == [{"y": "y" * LARGE}]
 
 
-def test_delivering_what_is_encrypted_is_refused(stored: MakeBroker) -> None:
-    """Unless it is said that letters may lie in the server as they were published."""
-    broker = stored(codecs=True)
-    with pytest.raises(ConfigError, match=r"plain=True"):
-        broker.deliver("t", to=lambda _: "phone-1")
-    broker.deliver("t", to=lambda _: "phone-1", plain=True)
-    assert len(broker.handlers) == 1
+async def test_a_letter_is_encoded_as_its_message_is(stored: MakeBroker, store: MemoryStore) -> None:
+    """Also that of a message whose body lies in the store; with `plain` it lies there as it was published."""
+    broker, other = stored(codecs=True), stored(offload=False)
+    broker.deliver("t", to=lambda found: found["to"], partitions=1)
+    broker.deliver("t", to=lambda found: f"plain-{found['to']}", group="open", plain=True)
+    sent = [{"to": "phone-1", "text": "ada"}, {"to": "phone-1", "text": os.urandom(LARGE).hex()}]
+    async with broker, broker.running():
+        for each in sent:
+            await broker.publish("t", each, key="c-1")
+        await broker.send("phone-1", "direct", topic="alerts")
+        await until(lambda: peeked(broker, "phone-1", 3), "they are in the inbox")
+        await until(lambda: peeked(broker, "plain-phone-1", 2), "they are in the other inbox")
+        assert len(store.names) == 1
+        async with other:
+            plain = [each.payload for each in await other.devices.peek("plain-phone-1")]
+            sealed = await other.devices.peek("phone-1")
+            assert plain == sent
+            assert {each.sealed for each in sealed} == {"encrypted (k1)"}
+            assert sorted(each.topic for each in sealed) == ["alerts", "t", "t"]
+            with pytest.raises(CannotDecode, match="key k1"):
+                await first_payload(other, "phone-1")
+        async with broker.connect("phone-1") as session:
+            found = [(await anext(session)).payload for _ in range(3)]
+        assert [each for each in found if each != "direct"] == sent
+        assert "direct" in found
+
+
+async def first_payload(broker: Broker, device: str) -> Any:
+    """The payload of the first letter of a device, acknowledged when the block ends without an error."""
+    async with broker.connect(device, auto_ack=True) as session:
+        return (await anext(session)).payload
+
+
+async def peeked(broker: Broker, device: str, count: int) -> bool:
+    """Whether a device has so many letters."""
+    return len(await broker.devices.peek(device)) == count

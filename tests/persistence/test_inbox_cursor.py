@@ -37,21 +37,26 @@ class ModelInbox:
 
 @given(
     window=st.integers(1, 5),
-    steps=st.lists(st.tuples(st.sampled_from(["add", "page", "free", "ring", "drop", "receive"]), st.integers(0, 6))),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["add", "page", "hold", "free", "ring", "drop", "receive"]), st.integers(0, 6))
+    ),
     first=st.sampled_from([0, PACKET_IDS - 3]),
 )
 def test_a_cursor_passes_on_each_letter_once_in_order_within_its_window(
     window: int, steps: list[tuple[str, int]], first: int
 ) -> None:
-    """Whatever is stored, dropped for room, or acknowledged in between; also where packet ids begin again."""
+    """Whatever is stored, dropped for room, held or acknowledged in between; also where packet ids begin again."""
     inbox, cursor = ModelInbox(first), InboxCursor(window)
     cursor.open(0, b"%d" % first)
     passed = list[int]()
 
-    def page() -> None:
+    def page(most: int = MOST_PER_PAGE) -> None:
         reply = inbox.page(cursor)
         seqs, envelopes = cursor.take(reply, cursor.rings)
-        passed.extend(seqs)
+        passed.extend(seqs[:most])
+        if seqs[most:]:
+            cursor.put_back(seqs[most:])
+            assert cursor.room == 0
         assert [not each for each in envelopes] == [seq in inbox.received for seq in seqs]
         assert len(cursor.out) <= window
 
@@ -61,6 +66,8 @@ def test_a_cursor_passes_on_each_letter_once_in_order_within_its_window(
             cursor.ring()
         elif step == "page" and cursor.room > 0 and not cursor.is_drained:
             page()
+        elif step == "hold" and cursor.page_size > 0 and not cursor.is_drained:
+            page(number)
         elif step == "free" and cursor.out:
             packet_id = list(cursor.out)[number % len(cursor.out)]
             seq = cursor.out[packet_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,11 +12,28 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rsmq.errors import ConfigError, Malformed, TooLarge
+from rsmq.codecs import Encrypt, Keyring
+from rsmq.errors import CannotDecode, ConfigError, Malformed, TooLarge
 from rsmq.model.clock import from_epoch_ms
+from rsmq.model.encoding import Binding, Encoding
 from rsmq.model.message import BYTES, JSON, TEXT
-from rsmq.persistence.letter import PACKET_IDS, STAMP, VERSION, Letter, packet_id_of, read_envelope, seal, seal_payload
+from rsmq.persistence.letter import (
+    HEAD_BYTES,
+    PACKET_IDS,
+    STAMP,
+    VERSION,
+    Letter,
+    enc_of,
+    pack_binding,
+    packet_id_of,
+    read_envelope,
+    read_mqtt,
+    seal,
+    seal_mqtt,
+    seal_payload,
+)
 
+ROOT = Path(__file__).parents[2]
 LATEST_MS = 253_402_300_799_999
 words = st.text(st.characters(exclude_categories=["Cs"]))
 labels = words.filter(lambda text: len(text.encode()) <= 255)
@@ -178,3 +196,53 @@ def test_packet_id_follows_the_seq_and_wraps(seq: int) -> None:
 def test_packet_ids_are_unique_within_a_round(seq: int, span: int) -> None:
     """Letters less than 65 535 apart never share one."""
     assert packet_id_of(seq) != packet_id_of(seq + span)
+
+
+def vectors() -> list[dict[str, Any]]:
+    """Those of encoded letters, on the page of the wire format."""
+    page = (ROOT / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(page.split("\n## Letters\n")[1].split("```json\n")[1].split("```")[0])
+    return found
+
+
+@pytest.mark.parametrize("vector", vectors(), ids=lambda vector: vector["topic"])
+def test_the_golden_vectors_of_encoded_letters_are_what_is_written_and_read(vector: dict[str, Any]) -> None:
+    encoding = Encoding([Encrypt(Keyring({"k7": bytes(range(32))}))])
+    raw = bytes.fromhex(vector["letter"])
+    letter = Letter(1, raw, encoding=encoding)
+    assert letter.topic == vector["topic"]
+    binding = read_envelope(raw).binding
+    assert binding is not None
+    assert letter.data == bytes.fromhex(vector["payload"])
+    key = None if binding.key is None else binding.key.decode()
+    data, again = encoding.bound(letter.data, binding.message_id.decode(), key, binding.type.decode())
+    assert again == binding
+    assert enc_of(raw[:HEAD_BYTES]) == b"a256gcm=k7"
+    if "flags" in vector:
+        parts = vector["topic"].encode(), bytes.fromhex(vector.get("properties", ""))
+        assert raw[STAMP:] == seal_mqtt(vector["flags"] & ~16, *parts, data, vector.get("share", ""), binding)
+        assert read_mqtt(raw)[:3] == (vector["flags"], parts[0].decode(), parts[1])
+    else:
+        assert raw[STAMP:] == seal(data, "", vector["topic"], None, binding)
+        assert letter.type == binding.type.decode()
+
+
+@pytest.mark.parametrize("vector", vectors(), ids=lambda vector: vector["topic"])
+def test_an_encoded_letter_that_is_cut_off_or_changed_is_malformed_and_needs_its_key(vector: dict[str, Any]) -> None:
+    """Wherever it is cut: never another error, and never another payload."""
+    encoding, raw = Encoding([Encrypt(Keyring({"k7": bytes(range(32))}))]), bytes.fromhex(vector["letter"])
+    for end in range(STAMP, len(raw)):
+        with pytest.raises(Malformed):
+            assert not Letter(1, raw[:end], encoding=encoding).data
+        enc_of(raw[:end])
+    with pytest.raises(Malformed, match="does not decrypt"):
+        assert not Letter(1, raw[:-1] + bytes([raw[-1] ^ 1]), encoding=encoding).data
+    with pytest.raises(CannotDecode, match="key k7"):
+        assert not Letter(1, raw).data
+    assert Letter(1, raw).sealed == "encrypted (k7)"
+    assert Letter(1, raw[:-1], encoding=encoding).sealed.startswith("unreadable: ")
+
+
+def test_an_id_or_a_key_that_is_too_long_for_a_letter_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fewer than 65535"):
+        pack_binding(Binding(b"x" * 65_535, None, b"", b"zstd"))
