@@ -54,6 +54,8 @@ def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
     yield Sample(metric.MQTT_CONNECTIONS, (), len(context.clients.connections))
     yield Sample(metric.MQTT_UNCONFIRMED, (), context.ingest.unconfirmed)
     yield Sample(metric.MQTT_HELD, (), pressure.held)
+    for needs, number in dict(context.counts.held).items():
+        yield Sample(metric.MQTT_UNREADABLE, (needs,), number)
     yield Sample(metric.MQTT_ROUTED, (), router.routed)
     yield Sample(metric.MQTT_LETTERS, (), router.letters)
     yield from durations.samples()

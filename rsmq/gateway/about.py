@@ -24,14 +24,17 @@ def about(
     counts: Mapping[str, int],
     started_ms: int,
     server: str,
+    held: Mapping[str, int],
 ) -> bytes:
-    """As JSON. `server`: the server process to which it is connected."""
+    """As JSON. `server`: the server process to which it is connected. `held`: how many clients wait for letters that
+    need what this process does not have, such as `key k7`."""
     until = None if options.certificate is None else epoch_ms(expires(options.certificate))
     return to_json(
         {
             "listen": list(listen), "anonymous": options.anonymous, "certificate_until": until,
             "routes": [(each.filter, each.topic, each.has_subscribers) for each in routes if each.is_explicit],
             "counts": counts, "started_ms": started_ms, "server": server,
+            **({"held": held} if held else {}),
         }
     )  # fmt: skip
 

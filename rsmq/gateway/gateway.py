@@ -46,6 +46,7 @@ from rsmq.gateway.protocol.machine import ClientLimits
 from rsmq.gateway.protocol.packet import ReasonCode
 from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.model.clock import ServerClock, monotonic
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks
 from rsmq.persistence.mqtt_bans import BANS, BanList, MqttBans
@@ -107,13 +108,18 @@ class Gateway:
 
     # -- registering -----------------------------------------------------------------------------------------------
 
-    def route(self, pattern: str, *, topic: str, subscribers: bool = True, band: str | None = None) -> None:
+    def route(
+        self, pattern: str, *, topic: str, subscribers: bool = True, band: str | None = None, plain: bool = False
+    ) -> None:
         """Store the messages whose topic name matches in a topic of rsmq; the first route that matches counts.
 
         `band`: one that the topic has, such as `urgent`: they do not wait behind the others. With `subscribers=False`
         handlers get them, but no MQTT client. Everything else goes to the topic `mqtt`.
+
+        Letters and retained messages are encoded by the codecs of the broker, as messages in topics are. With `plain`
+        those of this topic lie in the server as they were published.
         """
-        self.routes.add(pattern, topic, subscribers=subscribers, band=band)
+        self.routes.add(pattern, topic, subscribers=subscribers, band=band, is_plain=plain)
 
     def authenticate(self, function: Authenticate) -> Authenticate:
         """Register `async def (client_id, user, password) -> bool`: whether a client may connect."""
@@ -139,7 +145,7 @@ class Gateway:
         make_producer = partial(Producer, encoding=self._broker.encoding or None)
         async with connection(
             settings, self._broker.keys, declared=self._broker.declared, make_producer=make_producer,
-            publishes_only=False,
+            publishes_only=False, encoding=self._broker.encoding,
         ) as opened, own_tasks() as tasks, ConnectionTasks(counts) as connection_tasks:  # fmt: skip
             self._refusals = opened.connector.refusals
             context = self.context = self._build(opened, gatekeeper, connection_tasks, counts)
@@ -179,15 +185,20 @@ class Gateway:
         rules = self._rules(gatekeeper)
         clock = ServerClock()
         registry = Registry(client, keys, batcher)
-        retained = Retained(client, keys, batcher, options.most_retained)
+        encoding = self._broker.encoding
+        retained = Retained(
+            client, keys, batcher, options.most_retained, self._encoding_of if encoding.names else None
+        )  # fmt: skip
         shares = Shares(client, keys, registry, writer)
         clients = Clients(options, counts, Watches(clock.now_ms, partial(tell, batcher, keys)))
 
         others = self._others = Broadcast(
             client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, clients.deliver,
-            partial(counts.dropped, "other gateways, QoS 0"),
+            partial(counts.dropped, "other gateways, QoS 0"), encoding,
         )  # fmt: skip
-        router = self.router = MqttRouter(registry, writer, retained, clock.now_ms)
+        router = self.router = MqttRouter(
+            registry, writer, retained, clock.now_ms, self._encoding_in if encoding.names else None
+        )  # fmt: skip
         pressure = self.pressure = Pressure(
             router, lambda names: others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
         )
@@ -198,10 +209,18 @@ class Gateway:
 
         ingest = Ingest(opened.producer, client, keys, retained, pressure, tasks.spawn, clock.now_ms, self._timings)
         unstored = Unstored(clients, registry, others)
-        wills = Wills(client, keys, batcher, WillPublisher(rules, counts, ingest).publish)
+        wills = Wills(client, keys, batcher, WillPublisher(rules, counts, ingest).publish, encoding)
         sessions = Sessions(client, keys, batcher, registry, shares, wills, gateway, clock, tasks.spawn)
         fleet = FleetState(clock, inboxes, registry, retained, shares, wills, sessions)
         return Context(rules, fleet, clients, ingest, unstored, counts, tasks.spawn, self._timings)
+
+    def _encoding_in(self, topic: str) -> Encoding:
+        """What encodes the letters of a topic."""
+        return NO_CODECS if self.routes.is_plain(topic) else self._broker.encoding
+
+    def _encoding_of(self, name: str) -> Encoding:
+        """What encodes the retained message of a topic name."""
+        return NO_CODECS if self.routes.find(name).is_plain else self._broker.encoding
 
     def _rules(self, gatekeeper: Gatekeeper) -> GatewayRules:
         options = self.options
@@ -301,8 +320,9 @@ class Gateway:
         assert self._lease is not None
         await self._lease.look_up()
         said = about(
-            self.options, self.listen, list(self.routes), totals(context.counts), self._started_ms, self._lease.server
-        )
+            self.options, self.listen, list(self.routes), totals(context.counts), self._started_ms, self._lease.server,
+            context.counts.held,
+        )  # fmt: skip
         await opened.client.execute_command("SET", key, said, "EX", ABOUT_SECONDS)
 
     @staticmethod

@@ -240,6 +240,10 @@ MQTT_UNCONFIRMED = Metric(
     "rsmq_mqtt_unconfirmed_messages", "gauge", (), "Messages of clients that wait for the server to store them."
 )
 MQTT_HELD = Metric("rsmq_mqtt_held_acknowledgements", "gauge", (), "Acknowledgements that wait for a router that lags.")
+MQTT_UNREADABLE = Metric(
+    "rsmq_mqtt_waiting_for_key_clients", "gauge", ("needs",),
+    "Clients whose letters wait for a key or a codec that this gateway does not have.",
+)  # fmt: skip
 MQTT_STORED_SECONDS = Metric(
     "rsmq_mqtt_publish_seconds", "histogram", (), "From a PUBLISH of QoS 1 or 2 until the server has confirmed it."
 )
@@ -256,6 +260,6 @@ MQTT_FAILED = Metric("rsmq_mqtt_failed_total", "counter", ("reason",), "Connecti
 
 GATEWAY = (
     MQTT_CONNECTIONS, MQTT_CONNECTS, MQTT_DISCONNECTS, MQTT_BYTES, MQTT_MESSAGES, MQTT_UNCONFIRMED, MQTT_HELD,
-    MQTT_STORED_SECONDS, MQTT_DELIVERY_SECONDS, MQTT_ROUTED, MQTT_LETTERS, MQTT_WILLS, MQTT_DROPPED,
+    MQTT_UNREADABLE, MQTT_STORED_SECONDS, MQTT_DELIVERY_SECONDS, MQTT_ROUTED, MQTT_LETTERS, MQTT_WILLS, MQTT_DROPPED,
     MQTT_REFUSED, MQTT_FAILED,
 )  # fmt: skip

@@ -499,7 +499,14 @@ async def test_a_session_whose_connection_others_have_ended_does_not_begin(broke
         """No letter comes."""
 
     reader = InboxReader(
-        inboxes, name, 10, page_bytes=1, on_letters=ignore, on_received=ignore, on_end=ignore, history=LetterHistory()
+        inboxes,
+        name,
+        10,
+        page_bytes=1,
+        on_letters=lambda *_: 0,
+        on_received=ignore,
+        on_end=ignore,
+        history=LetterHistory(),
     )
     await reader.open(clean=False, life_ms=60_000)
     async with make_sessions(broker, f"{name}-b") as survivor:

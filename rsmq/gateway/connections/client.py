@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from rsmq.errors import BrokerError, BrokerUnavailable, OwnershipError
+from rsmq.errors import BrokerError, BrokerUnavailable, OwnershipError, TooLarge
 from rsmq.gateway.connections.admission import admit
 from rsmq.gateway.connections.client_link import LARGEST, ClientLink, Transport
 from rsmq.gateway.connections.clients import RECHECK
@@ -193,7 +193,7 @@ class ClientConnection(ClientLink):
             self.send, context.fleet.clock.now_ms, self._may_read, context.counts.dropped,
             level=self.level, largest=self._largest,
             aliases=min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), context.rules.options.topic_aliases),
-            timings=context.timings,
+            timings=context.timings, encoding=context.fleet.inboxes.encoding, hold=self.hold,
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
             context.fleet.inboxes, self.client_id, min(asked, context.rules.options.window),
@@ -212,7 +212,10 @@ class ClientConnection(ClientLink):
         await context.fleet.sessions.noted(noted)
         if removed == SHARED:
             await context.fleet.shares.pass_on(self.client_id)
-        will = b"" if request.will is None else pack(request.will, self.user)
+        try:
+            will = b"" if request.will is None else pack(request.will, self.user, context.fleet.inboxes.encoding)
+        except TooLarge as error:
+            raise RefusedPacket(ReasonCode.PACKET_TOO_LARGE, f"its will: {error}", "will") from None
         present, known, wills = await self._reader.begin(
             clean=clean, expiry=self.expiry, has_removed=removed != NONE, will=will
         )
@@ -271,6 +274,7 @@ class ClientConnection(ClientLink):
         self._outgoing.clear()
         context = self._context
         context.counts["disconnects"] += 1
+        self.hold("")
         context.clients.leave(self)
         if self._reader is not None:
             self._reader.close()

@@ -67,7 +67,7 @@ class ClientLink:
     __slots__ = (
         "_at_eof", "_counts", "_delivery", "_has_ended", "_is_reading", "_largest", "_loop", "_machine", "_outgoing",
         "_peer", "_reader", "_rules", "_trace", "_transport", "client_id", "inbound", "is_bridge", "is_closed", "level",
-        "requests", "rights", "subscriptions", "user",
+        "needs", "requests", "rights", "subscriptions", "user",
     )  # fmt: skip
 
     def __init__(self, rules: GatewayRules, counts: Counts, transport: Transport, peer: Peer) -> None:
@@ -103,6 +103,8 @@ class ClientLink:
         """Shows its packets to operators who watch it."""
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
+        self.needs = ""
+        """What its next letter needs to be decoded, such as `key k7`, which this process does not have."""
 
     @property
     def address(self) -> str:
@@ -182,6 +184,12 @@ class ClientLink:
     def watch(self, watches: list[Watch]) -> None:
         """From now on these operators see its packets, and no others."""
         self._trace = ClientTrace(watches, self.level, self._machine.rest) if watches else None
+
+    def hold(self, needs: str) -> None:
+        """Its next letter needs something that this process does not have; empty: it does not, or not any more."""
+        if needs != self.needs:
+            self._counts.hold(self.needs, needs, name_in_log(self.client_id))
+            self.needs = needs
 
     # -- the inbox -----------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,25 @@ class Counts(Counter[str]):
     def __init__(self) -> None:
         super().__init__()
         self._log = ThrottledLog(log)
+        self.held = Counter[str]()
+        """Clients whose letters wait, by what these need, such as `key k7`."""
 
     def dropped(self, reason: str, number: int = 1) -> None:
         """Messages that a client does not get."""
         self[f"dropped: {reason}"] += number
+
+    def hold(self, before: str, needs: str, client: str) -> None:
+        """The letters of a client wait for what they need; both texts may be empty."""
+        if before:
+            self.held[before] -= 1
+        if needs:
+            self.held[needs] += 1
+            self.warn(
+                "letters wait",
+                f"those of client {client} need the {needs}, which this gateway does not have: give it to its broker "
+                f"(codecs=[...], RSMQ_KEYS) and restart it",
+            )
+        self.held += Counter()  # without those that are 0
 
     def refused(self, limit: str, text: str) -> None:
         """A client that is sent away; `text` says which, and why."""

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from rsmq.errors import Malformed
+from rsmq.errors import CannotDecode, Malformed
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.message import Published, Timings, identifiers_of
 from rsmq.gateway.protocol import encode, packet
 from rsmq.gateway.protocol.packet import AckPacket, ProtocolError
 from rsmq.gateway.protocol.properties import Property
-from rsmq.persistence.letter import EXPIRES, PACKET_IDS, RETAIN, STAMP, MqttLetter, ms_left, read_mqtt
+from rsmq.model.encoding import NO_CODECS, Encoding
+from rsmq.persistence.letter import (
+    EXPIRES,
+    PACKET_IDS,
+    RETAIN,
+    STAMP,
+    MqttLetter,
+    ms_left,
+    packet_id_of,
+    read_mqtt,
+)
 
 PUBLISHED, RECEIVED, RELEASED = "published", "received", "released"
 """A letter of QoS 2: sent; its PUBREC has come; its PUBREL was sent."""
@@ -38,14 +48,23 @@ NOTHING: Final = Alike(b"", -1, b"", b"")
 
 def alike_of(letter: MqttLetter, envelope: bytes, data: bytes) -> Alike:
     """How to send letters that differ from this one in nothing but the payload, whose packet is `data`."""
-    if letter.flags & (3 | EXPIRES) != 1:
-        return NOTHING  # each has a state, or a lifetime, of its own
+    if letter.flags & (3 | EXPIRES) != 1 or letter.binding is not None:
+        return NOTHING  # each has a state, a lifetime, or an encoding of its own
     at = 2
     while data[at - 1] & 128:
         at += 1
     at += 2 + (data[at] << 8 | data[at + 1])
     size = len(letter.data)
     return Alike(envelope[STAMP : len(envelope) - size], len(envelope), data[:at], data[at + 2 : len(data) - size])
+
+
+class StopAt(Exception):
+    """A letter that this process cannot decode: it has no such key. The letters behind it wait, too."""
+
+    def __init__(self, seq: int, needs: str) -> None:
+        super().__init__(needs)
+        self.seq = seq
+        self.needs = needs
 
 
 class Delivery:
@@ -55,8 +74,8 @@ class Delivery:
     """
 
     __slots__ = (
-        "_aliases", "_dropped", "_largest", "_level", "_may_read", "_most_aliases", "_now_ms", "_send", "_since_ms",
-        "_states", "_timings", "reader",
+        "_aliases", "_dropped", "_encoding", "_hold", "_largest", "_level", "_may_read", "_most_aliases", "_needs",
+        "_now_ms", "_send", "_since_ms", "_states", "_timings", "reader",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +89,14 @@ class Delivery:
         largest: int,
         aliases: int = 0,
         timings: Timings | None = None,
+        encoding: Encoding = NO_CODECS,
+        hold: Callable[[str], None] | None = None,
     ) -> None:
+        """`hold` is called with what a letter needs, such as `key k7`, if it waits for that, and with nothing when none
+        waits any more."""
+        self._encoding = encoding
+        self._hold = hold
+        self._needs = ""
         self._send = send
         self._now_ms = now_ms
         self._may_read = may_read
@@ -86,9 +112,26 @@ class Delivery:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def letters(self, seqs: Sequence[int], envelopes: Sequence[bytes], sent: int) -> None:
-        """Send letters, or what their handshakes need next. Those up to the seq `sent` were sent before."""
-        packets, alike, aliases = list[bytes](), NOTHING, len(self._aliases)
+    def letters(self, seqs: Sequence[int], envelopes: Sequence[bytes], sent: int) -> int:
+        """Send letters, or what their handshakes need next. Those up to the seq `sent` were sent before.
+
+        Returns how many. It stops at one that is encoded in a way that this process cannot undo: that one and those
+        behind it have to wait.
+        """
+        packets, needs = list[bytes](), ""
+        try:
+            self._add(packets, seqs, envelopes, sent)
+        except StopAt as stop:
+            seqs, needs = seqs[: seqs.index(stop.seq)], stop.needs
+        self._send(*packets)
+        if needs != self._needs and self._hold is not None:
+            self._hold(needs)
+        self._needs = needs
+        return len(seqs)
+
+    def _add(self, packets: list[bytes], seqs: Sequence[int], envelopes: Sequence[bytes], sent: int) -> None:
+        """Add the packets of letters. Raises StopAt."""
+        alike, aliases = NOTHING, len(self._aliases)
         for seq, envelope in zip(seqs, envelopes, strict=True):
             packet_id = (seq - 1) % PACKET_IDS + 1
             is_redelivered = seq <= sent
@@ -96,7 +139,7 @@ class Delivery:
                 packets.append(
                     alike.start + packet_id.to_bytes(2, "big") + alike.middle + envelope[STAMP + len(alike.front) :]
                 )
-            elif (letter := self._letter(packets, packet_id, envelope, is_redelivered=is_redelivered)) is not None:
+            elif (letter := self._letter(packets, seq, envelope, is_redelivered=is_redelivered)) is not None:
                 if seq != seqs[-1] and not is_redelivered and len(self._aliases) == aliases:
                     alike = alike_of(letter, envelope, packets[-1])
                 aliases = len(self._aliases)
@@ -106,19 +149,21 @@ class Delivery:
                 stored_ms = int.from_bytes(envelope[1:7], "big")
                 if stored_ms >= self._since_ms:  # what has waited for the client says nothing about the way
                     self._timings.delivered(max(0, self._now_ms() - stored_ms) / 1000)
-        self._send(*packets)
 
-    def _letter(
-        self, packets: list[bytes], packet_id: int, envelope: bytes, *, is_redelivered: bool
-    ) -> MqttLetter | None:
-        """Add the packet for one letter, and return the letter if it is sent."""
+    def _letter(self, packets: list[bytes], seq: int, envelope: bytes, *, is_redelivered: bool) -> MqttLetter | None:
+        """Add the packet for one letter, and return the letter if it is sent. Raises StopAt."""
+        packet_id = packet_id_of(seq)
         if not envelope:
             self._states[packet_id] = RELEASED
             packets.append(encode.ack(packet.PUBREL, packet_id, 0, self._level))
             return None
         try:
             letter = read_mqtt(envelope)
+            if letter.binding is not None:
+                letter = letter._replace(data=self._encoding.undo(letter.data, letter.binding))
             data = self._encode(letter, envelope, packet_id, is_redelivered=is_redelivered)
+        except CannotDecode as error:
+            raise StopAt(seq, error.needs) from None
         except (Malformed, ValueError):
             letter, data = None, None
             self._dropped("malformed letter")

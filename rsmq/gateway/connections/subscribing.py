@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-from rsmq.errors import BrokerError, Malformed, OwnershipError
+from rsmq.errors import BrokerError, CannotDecode, Malformed, OwnershipError
 from rsmq.gateway.connections.client_link import ClientLink
 from rsmq.gateway.connections.context import Context
 from rsmq.gateway.fleet.message import Published, identifiers_of
@@ -174,12 +174,19 @@ async def send_retained(context: Context, client: ClientLink, subscription: Subs
         qos = min(letter.flags & 3, subscription.qos)
         if qos == 0:
             seconds = None if left is None else -(-left // 1000)
-            message = Published(letter.topic, letter.data, 0, True, "", seconds, letter.properties)
-            client.direct(message, retain=True, identifiers=identifiers)
+            message = Published(letter.topic, letter.data, 0, True, "", seconds, letter.properties, letter.binding)
+            try:
+                client.direct(
+                    message.decoded(context.fleet.inboxes.encoding), retain=True, identifiers=identifiers
+                )  # fmt: skip
+            except CannotDecode:
+                context.counts.dropped("retained, QoS 0, key missing")
+            except Malformed:
+                context.counts.dropped("malformed retained message")
             continue
         properties = letter.properties + identifiers_of(identifiers)
         flags = qos | RETAIN | (letter.flags & EXPIRES)
-        sealed = seal_mqtt(flags, letter.topic.encode(), properties, letter.data)
+        sealed = seal_mqtt(flags, letter.topic.encode(), properties, letter.data, binding=letter.binding)
         await context.fleet.inboxes.writer.store(client.client_id, sealed, b"" if left is None else left)
     if number >= context.rules.options.retained_per_subscribe:
         context.counts.dropped("retained beyond the limit")

@@ -10,10 +10,11 @@ from typing import Final
 import anyio
 from pydantic_core import from_json, to_json
 
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, Malformed
+from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, Malformed, TooLarge
 from rsmq.gateway.fleet.message import Published, from_headers
 from rsmq.model.backoff import Backoff
-from rsmq.model.message import read_headers, write_headers
+from rsmq.model.encoding import NO_CODECS, Binding, Encoding
+from rsmq.model.message import BYTES, read_headers, write_headers
 from rsmq.persistence.doorbell import PING_EVERY, SILENCE
 from rsmq.persistence.mqtt_clients import BROADCAST
 from rsmq.redis.client.connector import Client
@@ -24,6 +25,9 @@ log = logging.getLogger("rsmq.gateway")
 
 SHARES: Final = "mqtt-shares"
 """The header with the chosen member of each share."""
+ID: Final = "mqtt-id"
+ENC: Final = "mqtt-enc"
+"""The headers with the id and the encoding of an encoded payload."""
 MOST_WAITING: Final = 1_000
 """Messages that wait for their write; more are dropped, as QoS 0 allows, and counted."""
 
@@ -37,7 +41,10 @@ class Broadcast:
     def __init__(
         self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
         received: Callable[[Published, Mapping[str, str]], None], dropped: Callable[[], None],
+        encoding: Encoding = NO_CODECS,
     ) -> None:  # fmt: skip
+        """`encoding`: the payloads of messages are encoded on their way."""
+        self._encoding = encoding
         self._client = client
         self._channel = channel
         self._batcher = batcher
@@ -59,6 +66,14 @@ class Broadcast:
             self._dropped()
             return
         found = message.headers()
+        if self._encoding.names:
+            try:
+                message = message.encoded(self._encoding)
+            except TooLarge:
+                self._dropped()
+                return
+        if message.binding is not None:
+            found |= {ID: message.binding.message_id.decode(), ENC: message.binding.enc.decode()}
         if chosen:
             found[SHARES] = to_json(chosen).decode()
         try:
@@ -136,7 +151,14 @@ class Broadcast:
                 if name in headers:
                     order(headers[name])
                     return
-            message, chosen = from_headers(headers, data[end:]), from_json(headers.get(SHARES, "{}"))
+            binding = None
+            if enc := headers.get(ENC):
+                binding = Binding(headers.get(ID, "").encode(), None, BYTES.encode(), enc.encode())
+            message, chosen = from_headers(headers, data[end:], binding), from_json(headers.get(SHARES, "{}"))
+            message = None if message is None else message.decoded(self._encoding)
+        except CannotDecode:
+            self._dropped()
+            return
         except (Malformed, ValueError):
             message = None
         if message is not None:

@@ -27,8 +27,9 @@ EXPIRED: Final = 2
 MARGIN: Final = 0.003
 """Seconds: longer than the margin of `begin_mqtt_session`."""
 
-OnLetters = Callable[[list[int], list[bytes], int], None]
-"""Seqs, envelopes (empty: received before), and the seq up to which letters were sent before."""
+OnLetters = Callable[[list[int], list[bytes], int], int]
+"""Seqs, envelopes (empty: received before), and the seq up to which letters were sent before. Returns how many it has
+taken: the first one that it has not, and those behind it, come again."""
 
 
 class InboxReader:
@@ -205,6 +206,8 @@ class InboxReader:
         if reply[3:]:
             self._take(reply, rings)
         else:
+            if self._cursor.is_held:  # what could not be passed on has expired
+                self._on_letters([], [], self._cursor.sent)
             self._cursor.take(reply, rings)
 
     def _take(self, reply: list[Any], rings: int) -> None:
@@ -215,13 +218,18 @@ class InboxReader:
         seqs, envelopes = self._cursor.take(reply, rings, self._is_known if delivered.lost else None)
         if not seqs:
             return
+        passed = self._on_letters(seqs, envelopes, self._cursor.sent)
+        if passed < len(seqs):
+            self._cursor.put_back(seqs[passed:])
+            seqs, envelopes = seqs[:passed], envelopes[:passed]
+        if not seqs:
+            return
         if b"" in envelopes:  # those were received before: there is nothing to know again
             fresh = [(seq, each) for seq, each in zip(seqs, envelopes, strict=True) if each]
             if fresh:
                 delivered.note([seq for seq, _ in fresh], [each for _, each in fresh])
         else:
             delivered.note(seqs, envelopes)
-        self._on_letters(seqs, envelopes, self._cursor.sent)
 
     # -- settling --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple, Protocol
 
 from rsmq.gateway.protocol.packet import Publish, Subscription
 from rsmq.gateway.protocol.properties import Property, write_varint
-from rsmq.model.message import BYTES, TEXT
+from rsmq.model.encoding import Binding, Encoding
+from rsmq.model.message import BYTES, TEXT, new_message_id
 from rsmq.model.record import whole
 from rsmq.persistence.letter import EXPIRES, RETAIN, seal_mqtt
 
@@ -25,7 +26,10 @@ OWN: Final = {TOPIC, CLIENT, QOS, RETAINED, EXPIRY, PROPERTIES}
 
 
 class Published(NamedTuple):
-    """A message as the router and retained storage need it. `expiry` is in seconds; `forwarded` are properties."""
+    """A message as the router and retained storage need it. `expiry` is in seconds; `forwarded` are properties.
+
+    `binding`: what undoes the payload, if that is encoded.
+    """
 
     topic: str
     payload: bytes
@@ -34,6 +38,7 @@ class Published(NamedTuple):
     client: str
     expiry: int | None
     forwarded: bytes
+    binding: Binding | None = None
 
     def headers(self, pairs: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
         """The headers under which it is stored; user properties are among them."""
@@ -56,7 +61,20 @@ class Published(NamedTuple):
         """The letter for one receiver, without the stamp of the server."""
         flags = qos | (RETAIN if retain else 0) | (0 if self.expiry is None else EXPIRES)
         properties = self.forwarded + identifiers_of(identifiers)
-        return seal_mqtt(flags, self.topic.encode(), properties, self.payload, share)
+        return seal_mqtt(flags, self.topic.encode(), properties, self.payload, share, self.binding)
+
+    def encoded(self, encoding: Encoding) -> Published:
+        """The same with its payload encoded, under an id of its own. Raises TooLarge."""
+        if self.binding is not None or not encoding.names:
+            return self
+        payload, binding = encoding.bound(self.payload, new_message_id(), None, BYTES)
+        return self._replace(payload=payload, binding=binding)
+
+    def decoded(self, encoding: Encoding) -> Published:
+        """The same as it was published. Raises Malformed, and CannotDecode without its key."""
+        if self.binding is None:
+            return self
+        return self._replace(payload=encoding.undo(self.payload, self.binding), binding=None)
 
 
 def identifiers_of(identifiers: Iterable[int]) -> bytes:
@@ -80,7 +98,7 @@ def content_type_of(packet: Publish) -> str:
     return str(given) if given else TEXT if properties.get(Property.PAYLOAD_FORMAT) else BYTES
 
 
-def from_headers(headers: Mapping[str, str], payload: bytes) -> Published | None:
+def from_headers(headers: Mapping[str, str], payload: bytes, binding: Binding | None = None) -> Published | None:
     """A message out of a topic, or None if it did not come from an MQTT client."""
     topic, client, qos = headers.get(TOPIC), headers.get(CLIENT), headers.get(QOS, "0")
     if not topic or client is None or qos not in ("0", "1", "2"):
@@ -88,7 +106,7 @@ def from_headers(headers: Mapping[str, str], payload: bytes) -> Published | None
     expiry = headers.get(EXPIRY)
     forwarded = b64decode(headers.get(PROPERTIES, ""))
     seconds = None if (given := whole(expiry)) is None else min(given, LONGEST_EXPIRY)
-    return Published(topic, payload, int(qos), RETAINED in headers, client, seconds, forwarded)
+    return Published(topic, payload, int(qos), RETAINED in headers, client, seconds, forwarded, binding)
 
 
 class Timings(Protocol):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from rsmq.errors import BrokerUnavailable, Malformed
 from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.fleet.scripts import FIND_RETAINED, RETAIN_MESSAGE
 from rsmq.gateway.protocol.topic_filter import matches
+from rsmq.model.encoding import Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.record import exact_text
 from rsmq.model.stream_id import sortable
@@ -27,7 +28,16 @@ REMEMBERED_MS: Final = 600_000
 class Retained:
     """The retained messages of the whole fleet, on the server."""
 
-    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher | None, limit: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        batcher: ScriptBatcher | None,
+        limit: int,
+        encoding_of: Callable[[str], Encoding] | None = None,
+    ) -> None:
+        """`encoding_of`: by topic name, what encodes a message that is kept."""
+        self._encoding_of = encoding_of
         self._client = client
         self._batcher = batcher
         self._limit = limit
@@ -41,6 +51,8 @@ class Retained:
 
         `by_clock`: the stamp is no position in a stream, but the server's clock, which may have been set back.
         """
+        if message.payload and self._encoding_of is not None:
+            message = message.encoded(self._encoding_of(message.topic))
         envelope = message.envelope(message.qos, retain=True) if message.payload else b""
         ttl: Value = message.ttl_ms if message.payload else b""
         most = max(1, self._limit // BUCKETS)

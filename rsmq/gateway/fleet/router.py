@@ -20,10 +20,11 @@ from rsmq.gateway.fleet.shares import choose
 from rsmq.gateway.protocol.packet import Subscription
 from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.handler.handler import Handler, build_handler
-from rsmq.model.message import Message, Origin, stored_ms
+from rsmq.model.encoding import Binding, Encoding
+from rsmq.model.message import Message, Origin, stored_ms, stored_payload
 from rsmq.model.stream_id import sortable
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
-from rsmq.persistence.letter import pack_letter
+from rsmq.persistence.letter import encoded_front, pack_binding, pack_letter
 
 log = logging.getLogger("rsmq.gateway")
 
@@ -83,12 +84,15 @@ class MqttRouter:
     """
 
     def __init__(
-        self, registry: Registry, writer: InboxWriter, retained: Retained, now_ms: Callable[[], int]
+        self, registry: Registry, writer: InboxWriter, retained: Retained, now_ms: Callable[[], int],
+        encoding_in: Callable[[str], Encoding] | None = None,
     ) -> None:  # fmt: skip
+        """`encoding_in`: what encodes the letters of a topic. Without it they are stored as they were published."""
         self._registry = registry
         self._writer = writer
         self._retained = retained
         self._now_ms = now_ms
+        self._encoding_in = encoding_in
         self.routed = 0
         """Messages."""
         self.letters = 0
@@ -162,13 +166,20 @@ class MqttRouter:
         for each in messages:
             age_ms = self._now_ms() - stored_ms(each)
             with suppress(ValueError):  # broken headers, which `_deliver` names
-                published = from_headers(each.headers, each.data)
+                published = from_headers(each.headers, *self._stored(each))
                 if published is None or not published.retain or age_ms > REMEMBERED_MS // 2:
                     continue
                 if published.expiry is None:
                     yield each, published
                 elif (left := published.expiry - max(0, age_ms) // 1000) > 0:
                     yield each, published._replace(expiry=left)
+
+    def _stored(self, message: Message) -> tuple[bytes, Binding | None]:
+        """The payload as a letter has it, and what undoes it: as its topic has it."""
+        if self._encoding_in is None:
+            return message.data, None
+        encoding = self._encoding_in(message.topic)
+        return stored_payload(message, encoding) if encoding.names else (message.data, None)
 
     async def _outcome(self, message: Message) -> Exception | None:
         """Deliver a message again, by itself. What is stored already is not stored twice."""
@@ -194,8 +205,10 @@ class MqttRouter:
             return
         milliseconds, _, number = message.entry_id.partition(b"-")
         position = milliseconds.zfill(20) + number.zfill(20)
-        writer, data = self._writer, message.data
-        for front, clients in plan.fronts:
+        writer, (data, binding) = self._writer, self._stored(message)
+        about = b"" if binding is None else pack_binding(binding)
+        for plain_front, clients in plan.fronts:
+            front = encoded_front(plain_front, about) if about else plain_front
             writer.put(clients, source, pack_letter(position, milliseconds, plan.ttl_ms, front + data), stored)
             self.letters += len(clients)
         for share in plan.shares:
@@ -205,7 +218,8 @@ class MqttRouter:
             assert copy is not None, "a member has a subscription"
             # a client may get the message by a subscription of its own, too: each has its own positions
             own = f"{source}/{zlib.crc32(share.encode()):08x}"
-            envelope = front_of(plan.published, copy, share) + data
+            front = front_of(plan.published, copy, share)
+            envelope = (encoded_front(front, about) if about else front) + data
             writer.put((client,), own, pack_letter(position, milliseconds, plan.ttl_ms, envelope), stored)
         self.letters += len(plan.shares)
 

@@ -22,7 +22,7 @@ class Route:
     """Messages that a topic filter matches are stored in `topic`, in a band of it if one is named.
 
     `has_subscribers`: whether MQTT clients that have subscribed get it, too. `is_explicit`: the user has named it, so
-    that also messages of QoS 0 are stored.
+    that also messages of QoS 0 are stored. `is_plain`: letters and retained messages are not encoded.
     """
 
     filter: str
@@ -30,6 +30,7 @@ class Route:
     has_subscribers: bool = True
     is_explicit: bool = True
     band: str | None = None
+    is_plain: bool = False
 
     @property
     def target(self) -> str:
@@ -45,7 +46,9 @@ class Routes:
         self._by_name: dict[str, Route] = {}
         self._targets: dict[str, Topic] = {}
 
-    def add(self, pattern: str, topic: str, *, subscribers: bool = True, band: str | None = None) -> None:
+    def add(
+        self, pattern: str, topic: str, *, subscribers: bool = True, band: str | None = None, is_plain: bool = False
+    ) -> None:
         """Add a route behind those that were added before."""
         if not isinstance(pattern, str) or not is_valid_filter(pattern):
             raise ConfigError(f"route {pattern!r} is no topic filter: use text such as sensors/+/temperature")
@@ -55,7 +58,9 @@ class Routes:
         for each in self._routes:
             if each.topic == topic and each.has_subscribers is not subscribers:
                 raise ConfigError(f"the routes to topic {topic!r} disagree about subscribers")
-        self._routes.insert(len(self._routes) - 1, Route(pattern, topic, subscribers, band=band))
+            if each.topic == topic and each.is_plain is not is_plain:
+                raise ConfigError(f"the routes to topic {topic!r} disagree about plain: give all of them the same")
+        self._routes.insert(len(self._routes) - 1, Route(pattern, topic, subscribers, band=band, is_plain=is_plain))
         self._by_name.clear()
 
     def find(self, name: str) -> Route:
@@ -84,6 +89,10 @@ class Routes:
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self._routes)
+
+    def is_plain(self, topic: str) -> bool:
+        """Whether letters of a topic are not encoded."""
+        return any(each.is_plain for each in self._routes if each.topic == topic)
 
     def topics(self) -> list[str]:
         """The topics that subscribers get messages from."""

@@ -120,4 +120,5 @@ def seal_for(letter: MqttLetter, subscription: Subscription) -> bytes:
     _, forwarded, _ = read_properties(raw, 0, len(raw), PUBLISH)
     identifiers = (subscription.identifier,) if subscription.identifier else ()
     flags = (letter.flags & ~3) | min(letter.flags & 3, subscription.qos)
-    return seal_mqtt(flags, letter.topic.encode(), forwarded + identifiers_of(identifiers), letter.data, letter.share)
+    properties = forwarded + identifiers_of(identifiers)
+    return seal_mqtt(flags, letter.topic.encode(), properties, letter.data, letter.share, letter.binding)

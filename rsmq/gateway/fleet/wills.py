@@ -12,13 +12,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
-from rsmq.errors import RsmqError
+from rsmq.errors import CannotDecode, Malformed, RsmqError
 from rsmq.gateway.fleet.scripts import CLAIM_WILLS, FORGET_WILL, TAKE_WILL
 from rsmq.gateway.protocol.packet import Publish, RefusedPacket, Will
 from rsmq.gateway.protocol.properties import Property
 from rsmq.gateway.protocol.topic_filter import check_topic_name
+from rsmq.model.encoding import NO_CODECS, Binding, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.log_names import name_in_log
+from rsmq.model.message import BYTES, new_message_id
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.model.record import device_id, whole
 from rsmq.redis.client.connector import Client
@@ -37,26 +39,44 @@ STORED: Final = (
 )  # fmt: skip
 """What a topic keeps of the properties, besides those that receivers get."""
 
-Head = tuple[str | None, str, Literal[0, 1, 2], bool, str, dict[Annotated[str, Field(pattern=r"^[0-9]{1,3}$")], Any]]
-WILL: Final = TypeAdapter(Head)
+Properties = dict[Annotated[str, Field(pattern=r"^[0-9]{1,3}$")], Any]
+Head = tuple[str | None, str, Literal[0, 1, 2], bool, str, Properties]
+EncodedHead = tuple[str | None, str, Literal[0, 1, 2], bool, str, Properties, str, str]
+WILL: Final[TypeAdapter[Any]] = TypeAdapter(Head | EncodedHead)
 Publisher = Callable[[str, str | None, Publish, str], Awaitable[None]]
 """Client id, user name, message, token: publishes it once, and returns when it is stored or refused."""
 
 
-def pack(will: Will, user: str | None) -> bytes:
-    """A will for the server: its delay in seconds first, where scripts read it, and its payload last."""
+def pack(will: Will, user: str | None, encoding: Encoding = NO_CODECS) -> bytes:
+    """A will for the server: its delay in seconds first, where scripts read it, and its payload last.
+
+    With codecs the payload is encoded, and the head also has an id and `enc`.
+    """
     properties = {str(int(key)): will.properties[key] for key in STORED if key in will.properties}
     head = [user, will.topic, will.qos, will.retain, b64encode(will.forwarded).decode(), properties]
     delay = will.properties.get(Property.WILL_DELAY, 0)
-    return b"%d|%b\n%b" % (delay, to_json(head), will.payload)
+    payload, binding = will.payload, None
+    if payload and encoding.names:
+        payload, binding = encoding.bound(payload, new_message_id(), None, BYTES)
+    if binding is not None:
+        head += [binding.message_id.decode(), binding.enc.decode()]
+    return b"%d|%b\n%b" % (delay, to_json(head), payload)
 
 
-def unpack(raw: bytes) -> tuple[str | None, Publish]:
-    """The user name and the message. Raises ValueError for what is no will."""
+def unpack(raw: bytes, encoding: Encoding | None = None) -> tuple[str | None, Publish]:
+    """The user name and the message. Raises ValueError for what is no will, and CannotDecode without its key.
+
+    `encoding` None: the payload is left as it is stored.
+    """
     head, _, payload = raw.partition(b"|")[2].partition(b"\n")
     try:
-        user, topic, qos, retain, forwarded, found = WILL.validate_json(head)
+        user, topic, qos, retain, forwarded, found, *encoded = WILL.validate_json(head)
         check_topic_name(topic)
+        if encoded and encoding is not None:
+            message_id, enc = (text.encode() for text in encoded)
+            payload = encoding.undo(payload, Binding(message_id, None, BYTES.encode(), enc))
+    except Malformed as error:
+        raise ValueError(str(error)) from None
     except RefusedPacket as error:
         raise ValueError(str(error)) from None
     properties: dict[int, Any] = {int(key): value for key, value in found.items()}
@@ -93,7 +113,11 @@ class Wills:
     the next connection of its client, before it is answered: whichever is first, the others store nothing.
     """
 
-    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, publish: Publisher) -> None:
+    def __init__(
+        self, client: Client, keys: Keys, batcher: ScriptBatcher, publish: Publisher, encoding: Encoding = NO_CODECS
+    ) -> None:
+        """`encoding` undoes the payloads of wills."""
+        self._encoding = encoding
         self._client = client
         self._keys = keys
         self._batcher = batcher
@@ -125,7 +149,8 @@ class Wills:
     async def publish(self, due: Sequence[tuple[str, str]]) -> bool:
         """Publish wills, by epoch and client id, that were not published or dropped before.
 
-        Returns whether that is done for all of them. One that fails stays, and is tried again.
+        Returns whether that is done for all of them. One that fails stays, and is tried again. So does one that needs a
+        key that this process does not have: it waits for a gateway that has it, and nothing waits for it.
         """
         known = [self._under_way[each] for each in due if each in self._under_way]
         fresh = [each for each in dict.fromkeys(due) if each not in self._under_way]
@@ -151,15 +176,18 @@ class Wills:
         await asyncio.gather(*(self._batcher.submit(FORGET_WILL, *each) for each in forgotten))
         gone = [("ZREM", self._keys.mqtt(shard_of(each[1]), "wills"), ":".join(each)) for each in done]
         await ask_all(self._client, gone)
-        return len(done) == len(due)
+        return False not in are_done
 
-    async def _publish_one(self, due: tuple[str, str], raw: bytes | None) -> bool:
-        """Returns whether it is published, or there is nothing to publish."""
+    async def _publish_one(self, due: tuple[str, str], raw: bytes | None) -> bool | None:
+        """Returns whether it is published, or there is nothing to publish; None: this process cannot decode it."""
         epoch, client = due
         if raw is None:
             return True
         try:
-            user, message = unpack(raw)
+            user, message = unpack(raw, self._encoding)
+        except CannotDecode as error:
+            log.warning("the will of client %s waits for another gateway: %s", name_in_log(client), error)
+            return None
         except ValueError:
             log.warning("the will of client %s cannot be read, and is dropped", name_in_log(client))
             return True

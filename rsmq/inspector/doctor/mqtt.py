@@ -49,6 +49,7 @@ def check_mqtt(facts: MqttFacts, inbox_limit: int, groups: frozenset[str]) -> It
     """`groups`: the topics that have a group of handlers."""
     yield from check_gateways(facts)
     yield from check_listeners(facts)
+    yield from check_held(facts)
     yield from check_routes(facts, groups)
     full = [each for each in facts.clients if each.waiting >= NEARLY_FULL * inbox_limit]
     if full:
@@ -92,6 +93,17 @@ def check_listeners(facts: MqttFacts) -> Iterator[str]:
             left = each.certificate_until - facts.now
             ends = f"ends in {duration(left)}" if left > timedelta(0) else "has ended: clients refuse it"
             yield f"the certificate of gateway {each.name} {ends}. Replace the file, and send SIGHUP"
+
+
+def check_held(facts: MqttFacts) -> Iterator[str]:
+    """Each gateway can decode the letters of its clients."""
+    for each in facts.gateways:
+        for needs, clients in sorted(each.held.items()):
+            yield (
+                f"letters of {count(clients, 'client')} of gateway {each.name} need the {needs}, which it does not "
+                f"have, and what is behind them waits: give its broker the codecs and keys of the publishers "
+                f"(codecs=[...], RSMQ_KEYS) and restart it"
+            )
 
 
 def check_routes(facts: MqttFacts, groups: frozenset[str]) -> Iterator[str]:
