@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,6 +18,7 @@ from rsmq.errors import RsmqError
 from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import GroupState
 from rsmq.model.body import Offloading
+from rsmq.model.encoding import Codec
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.model.words import suggestion
@@ -115,12 +116,18 @@ def ask(url: str | None, question: Callable[[CommandConnection], Awaitable[T]]) 
     return anyio.run(run)
 
 
-def ask_broker(url: str | None, act: Callable[[Broker], Awaitable[T]], *, offload: Offloading | None = None) -> T:
+def ask_broker(
+    url: str | None,
+    act: Callable[[Broker], Awaitable[T]],
+    *,
+    offload: Offloading | None = None,
+    codecs: Sequence[Codec] = (),
+) -> T:
     """Connect a broker, do one thing, and return the answer. Warnings of the preflight are left to `rsmq doctor`."""
     logging.getLogger("rsmq").setLevel(logging.ERROR)
 
     async def run() -> T:
-        async with Broker(settings_for(url), offload=offload) as broker:
+        async with Broker(settings_for(url), offload=offload, codecs=codecs) as broker:
             return await act(broker)
 
     return anyio.run(run)

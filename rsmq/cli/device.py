@@ -15,10 +15,11 @@ from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import PAYLOAD, Json, Url, Yes, duration_option, noun, parse_headers, parse_payload
 from rsmq.cli.tables import print_rows
+from rsmq.codecs.reading import Reading, codecs_of
 from rsmq.errors import Malformed
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, printable
-from rsmq.persistence import Device, Letter
+from rsmq.persistence import Device, Devices, Letter
 
 LONGEST = 1000
 """Characters of a payload shown to people; --json shows all."""
@@ -70,7 +71,8 @@ def show(
     """One device: its state, its counters, and its next letters. Changes nothing."""
 
     async def read(broker: Broker) -> tuple[Device | None, list[Letter]]:
-        return await broker.devices.find(client), await broker.devices.peek(client, count=most)
+        devices = Devices(broker.client, broker.keys, Reading())
+        return await devices.find(client), await devices.peek(client, count=most)
 
     device, letters = ask_broker(url, read)
     if device is None:
@@ -121,12 +123,17 @@ def tail(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Connect as a device, print its letters as they come, and acknowledge them. Ends the device's other session."""
+    """Connect as a device, print its letters as they come, and acknowledge them. Ends the device's other session.
+
+    A letter whose key is not in RSMQ_KEYS is not acknowledged: the command ends there.
+    """
 
     async def act(broker: Broker) -> None:
         async with broker.connect(client, clean=clean, window=window) as session:
             count = 0
             async for letter in session:
+                if not no_ack:
+                    require_key(letter)
                 print_json(as_object(letter), is_line=True) if as_json else print_line(as_line(letter))
                 if not no_ack:
                     await session.ack(letter)
@@ -135,7 +142,7 @@ def tail(
                     break
 
     with contextlib.suppress(KeyboardInterrupt):
-        ask_broker(url, act)
+        ask_broker(url, act, codecs=codecs_of("RSMQ_KEYS"))
 
 
 @app.command("purge", epilog="Example: rsmq device purge phone-42 --yes")
@@ -150,16 +157,23 @@ def purge(client: ClientId, yes: Yes = False, url: Url = None, as_json: Json = F
     print_result({"device": client, "purged": purged}, text, as_json=as_json)
 
 
+def require_key(letter: Letter) -> None:
+    """Raise CannotDecode for a letter that needs a key or a codec that this process does not have."""
+    with contextlib.suppress(Malformed):  # which is shown as such
+        letter.data  # noqa: B018
+
+
 def as_line(letter: Letter) -> str:
     """A letter as a line for people."""
     mark = " received" if letter.is_received else " redelivered" if letter.is_redelivered else ""
     try:
-        data = printable(letter.data.decode(errors="backslashreplace"))
         about = f" {printable(letter.topic)}" if letter.topic else ""
+        sealed = letter.sealed
+        data = f"({sealed})" if sealed else printable(letter.data.decode(errors="backslashreplace"))
     except Malformed as error:
         return f"{letter.seq} packet {letter.packet_id}{mark} unreadable: {error}"
     if len(data) > LONGEST:
-        data = f"{data[:LONGEST]}… ({count(len(letter.data), 'byte')})"
+        data = f"{data[:LONGEST]}… ({count(len(letter.data), 'byte')})"  # not sealed: that text is short
     at = "" if letter.is_received else f"{letter.timestamp.strftime('%Y-%m-%d %H:%M:%S.%f')[:-3]}Z "
     return f"{at}{letter.seq} packet {letter.packet_id}{mark}{about} {data}"
 
@@ -170,7 +184,8 @@ def as_object(letter: Letter) -> dict[str, Any]:
     marks = {"redelivered": letter.is_redelivered, "received": letter.is_received}
     try:
         about: dict[str, Any] = {"topic": letter.topic, "type": letter.type, "headers": letter.headers}
+        sealed = letter.sealed
     except Malformed as error:
         return numbers | marks | {"malformed": str(error)}
     times = {"timestamp": letter.timestamp, "expires": letter.expires}
-    return numbers | marks | about | times | as_data(letter.data, letter.type)
+    return numbers | marks | about | times | as_data(None if sealed else letter.data, letter.type, sealed)

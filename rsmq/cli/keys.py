@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,12 +16,16 @@ from rsmq.cli.parameters import Json, TopicName, Url, noun
 from rsmq.cli.tables import print_rows
 from rsmq.codecs.keyring import FILE, Keyring
 from rsmq.inspector.key_status import KINDS, KeyStatus, KeyUse
+from rsmq.inspector.letter_keys import letter_keys
 
 VARIABLE = "RSMQ_KEYS"
 NOT_LOOKED_AT = (
-    "Not looked at: archives, answers to requests (kept for their timeout), inboxes of devices{}. A key that none of "
-    "them needs, and no row above, can be deleted."
+    "Not looked at: archives, answers to requests (kept for their timeout){}. A key that none of them needs, and no "
+    "row above, can be deleted."
 )
+
+ELSEWHERE = ("letters", "retained", "wills", "outbox")
+"""What is counted only where that is asked for."""
 
 app = noun("Keys of encrypted payloads: which are still needed.")
 
@@ -36,30 +41,43 @@ def status(
     outbox: Annotated[
         str | None, typer.Option(metavar="DATABASE_URL", help="Also count the rows of the outbox in this database.")
     ] = None,
+    devices: Annotated[
+        bool,
+        typer.Option(
+            "--devices",
+            help="Also count the letters, retained messages and wills of all devices, of whatever topic: reads every "
+            "inbox.",
+        ),
+    ] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Which keys the payloads of a topic still need, and where. Reads all of it, and shows no key, only ids."""
 
-    async def read(connection: CommandConnection) -> list[KeyUse]:
-        return await KeyStatus(connection.client, connection.keys, await connection.topic(topic)).run()
+    async def read(connection: CommandConnection) -> tuple[list[KeyUse], dict[str, Counter[str]]]:
+        uses = await KeyStatus(connection.client, connection.keys, await connection.topic(topic)).run()
+        return uses, await letter_keys(connection.client, connection.keys) if devices else {}
 
-    found = ask(url, read)
-    rows = {} if outbox is None else in_database(outbox, lambda link: sql_room().read_keys(link, topic))
-    found += [KeyUse(key) for key in rows if key not in {use.key for use in found}]
+    found, counted = ask(url, read)
+    if outbox is not None:
+        counted["outbox"] = Counter(in_database(outbox, lambda link: sql_room().read_keys(link, topic)))
+    elsewhere = {key for each in counted.values() for key in each}
+    found += [KeyUse(key) for key in sorted(elsewhere - {use.key for use in found})]
     known = known_ids()
-    value = [as_object(use, rows, known) for use in found]
-    columns = ("key", "here", *(f"#{kind.replace('_', ' ')}" for kind in KINDS), *(("#outbox",) if outbox else ()))
+    value = [as_object(use, counted, known) for use in found]
+    columns = ("key", "here", *(f"#{kind.replace('_', ' ')}" for kind in (*KINDS, *counted)))
     shown = [
         (
             use.key or "(not encrypted)", "" if not use.key else use.key in known,
-            *(getattr(use, kind) for kind in KINDS), *((rows.get(use.key, 0),) if outbox else ()),
+            *(getattr(use, kind) for kind in KINDS), *(each[use.key] for each in counted.values()),
         )
         for use in found
     ]  # fmt: skip
     print_rows(value, columns, shown, f"{topic} has no messages", as_json=as_json)
     if not as_json:
-        print_line(NOT_LOOKED_AT.format("" if outbox else ", rows of an outbox (--outbox DATABASE_URL)"))
+        missed = "" if devices else ", letters, retained messages and wills of devices (--devices)"
+        missed += "" if outbox else ", rows of an outbox (--outbox DATABASE_URL)"
+        print_line(NOT_LOOKED_AT.format(missed))
 
 
 def known_ids() -> tuple[str, ...]:
@@ -68,6 +86,7 @@ def known_ids() -> tuple[str, ...]:
     return Keyring.from_env(VARIABLE).ids if is_set else ()
 
 
-def as_object(use: KeyUse, rows: dict[str, int], known: tuple[str, ...]) -> dict[str, Any]:
-    """A key as JSON. `here`: whether RSMQ_KEYS of this command has it."""
-    return {**asdict(use), "key": use.key or None, "outbox": rows.get(use.key, 0), "here": use.key in known}
+def as_object(use: KeyUse, counted: dict[str, Counter[str]], known: tuple[str, ...]) -> dict[str, Any]:
+    """A key as JSON. `here`: whether RSMQ_KEYS of this command has it. What was not counted is 0."""
+    elsewhere = {kind: counted[kind][use.key] if kind in counted else 0 for kind in ELSEWHERE}
+    return {**asdict(use), "key": use.key or None, **elsewhere, "here": use.key in known}

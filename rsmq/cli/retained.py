@@ -12,11 +12,13 @@ from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, confirm, print_result
 from rsmq.cli.parameters import Json, Url, Yes, noun
 from rsmq.cli.tables import print_rows
-from rsmq.errors import ConfigError
+from rsmq.codecs.reading import Reading
+from rsmq.errors import ConfigError, MessageError
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.protocol.topic_filter import is_valid_filter
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import from_epoch_ms
+from rsmq.model.encoding import Encoding, why_sealed
 from rsmq.model.words import count, printable
 from rsmq.persistence.letter import EXPIRES, read_mqtt
 
@@ -52,7 +54,8 @@ def list_(
     async def read(broker: Broker) -> list[bytes]:
         return [each async for each in messages(broker).find(pattern, most + 1)]
 
-    found = [as_object(each) for each in ask_broker(url, read)]
+    encoding = Reading()
+    found = [as_object(each, encoding) for each in ask_broker(url, read)]
     rows = (
         (each["topic"], each["qos"], timestamp(each["published_at"]), timestamp(each["expires"]), short(each))
         for each in found[:most]
@@ -78,16 +81,23 @@ def purge(
     print_result({"filter": pattern, "purged": removed}, text, as_json=as_json)
 
 
-def as_object(envelope: bytes) -> dict[str, Any]:
-    """A message as JSON."""
+def as_object(envelope: bytes, encoding: Encoding) -> dict[str, Any]:
+    """A message as JSON. `encoding` undoes its payload; without its key `sealed` says why that is not shown."""
     letter = read_mqtt(envelope)
     expires = from_epoch_ms(int.from_bytes(envelope[7:13], "big")) if letter.flags & EXPIRES else None
     published = from_epoch_ms(int.from_bytes(envelope[1:7], "big"))
     about = {"topic": letter.topic, "qos": letter.flags & 3, "published_at": published, "expires": expires}
-    return about | as_data(letter.data, None)
+    try:
+        data = letter.data if letter.binding is None else encoding.undo(letter.data, letter.binding)
+    except MessageError as error:
+        enc = "" if letter.binding is None else letter.binding.enc.decode(errors="backslashreplace")
+        return about | as_data(None, None, why_sealed(error, enc))
+    return about | as_data(data, None)
 
 
 def short(found: dict[str, Any]) -> str:
     """A payload for people."""
+    if "sealed" in found:
+        return f"({found['sealed']})"
     text = printable(str(found.get("data", found.get("data_base64", ""))))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

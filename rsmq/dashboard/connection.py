@@ -68,11 +68,13 @@ async def retained(visit: Visit) -> Page:
     """Some retained messages, or those with a text in their topic names."""
     visit.check_devices()
     wanted, queries = visit.given("q"), visit.queries
-    found, is_more = await some_retained(queries.client, queries.keys, wanted, MOST_DEVICES, MOST_SCANNED)
+    found, is_more = await some_retained(
+        queries.client, queries.keys, wanted, MOST_DEVICES, MOST_SCANNED, queries.encoding
+    )
     rows = [
         Row(each.topic, (
             each.topic, each.qos, timestamp(each.published), timestamp(each.expires) or "never",
-            tag("code", as_text(each.data)[:PREVIEW])))
+            tag("code", (f"({each.sealed})" if each.sealed else as_text(each.data))[:PREVIEW])))
         for each in found
     ]  # fmt: skip
     more = f", there may be more: the first of {number(MOST_SCANNED)} are shown" if is_more else ""

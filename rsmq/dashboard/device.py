@@ -81,7 +81,8 @@ def about_letter(letter: Letter) -> str:
 def text_of(letter: Letter) -> str:
     """Its payload as text."""
     try:
-        return readable(letter.data)
+        sealed = letter.sealed
+        return f"({sealed})" if sealed else readable(letter.data)
     except Malformed as error:
         return f"(unreadable: {error})"
 

@@ -207,7 +207,7 @@ class Queries:
         """Undoes what is compressed, or encrypted with a key of RSMQ_KEYS."""
         self.dlq = DeadLetters(client, keys, self.encoding)
         self.batches = Batches(client, keys, self.topics)
-        self.all_devices = Devices(client, keys)
+        self.all_devices = Devices(client, keys, self.encoding)
         self.mqtt = MqttClients(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
         self._message_ids = dict[tuple[str, int, str], str]()

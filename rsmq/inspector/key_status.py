@@ -1,6 +1,7 @@
 """Which keys the payloads of a topic still need, and where: what may not be deleted yet when keys are rotated.
 
-It only reads, all of the topic, in pages. Archives, answers to requests and the inboxes of devices are not looked at.
+It only reads, all of the topic, in pages. Archives and answers to requests are not looked at, and `letter_keys` counts
+those of devices.
 """
 
 from __future__ import annotations

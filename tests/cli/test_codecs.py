@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import anyio
@@ -14,7 +15,11 @@ import pytest
 from sqlalchemy import create_engine
 
 from rsmq import Broker, Message, Reject, Settings
+from rsmq.cli.keys import ELSEWHERE
 from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
+from rsmq.gateway.fleet.message import Published
+from rsmq.gateway.fleet.retained import Retained, stamp
+from rsmq.inspector.key_status import KINDS
 from rsmq.sql import Outbox, create_tables
 from tests.cli.conftest import Cli, Running
 from tests.contract.witness import dies, letters_of
@@ -150,7 +155,7 @@ async def test_keys_status_counts_each_key_where_it_is(broker: Broker, cli: Cli,
     done = await anyio.to_thread.run_sync(lambda: run("--json"))
     assert done.returncode == 0, done.stderr
     found = {each.pop("key"): each for each in json.loads(done.stdout)}
-    nothing = dict.fromkeys(("backlog", "parked", "delayed", "outputs", "dead_letters", "kept", "outbox"), 0)
+    nothing = dict.fromkeys((*KINDS, *ELSEWHERE), 0)
     assert found == {
         "k1": nothing | {"backlog": 2, "dead_letters": 1, "kept": 1, "here": True},
         "k0": nothing | {"parked": 1, "delayed": 1, "here": False},
@@ -162,6 +167,36 @@ async def test_keys_status_counts_each_key_where_it_is(broker: Broker, cli: Cli,
     assert "Not looked at: archives" in text
     assert not [secret for secret in SHOWN if secret in text + done.stdout]
     assert (await anyio.to_thread.run_sync(partial(cli, "keys", "status", "nothing"))).returncode == 1
+
+
+async def test_letters_are_shown_with_the_key_and_named_without_it(broker: Broker, cli: Cli) -> None:
+    """`device show`, `retained list`, `keys status --devices`; `device tail` acknowledges none that it cannot show."""
+    async with broker:
+        await broker.publish("orders", {"n": 1})
+        await broker.send("phone-42", {"to": "ada"}, topic="orders")
+        batcher = broker._connection.inboxes.batcher
+        retained = Retained(broker.client, broker.keys, batcher, 10, lambda _: broker.encoding)
+        await retained.keep(Published("house/door", b"open-secret", 1, True, "c", None, b""), stamp(b"1-1"))
+
+    async def both(*args: str) -> tuple[CompletedProcess[str], CompletedProcess[str]]:
+        with_key = await anyio.to_thread.run_sync(partial(cli, *args, RSMQ_KEYS=KEYS))
+        return with_key, await anyio.to_thread.run_sync(partial(cli, *args))
+
+    counted, _ = await both("keys", "status", "orders", "--devices", "--json")
+    (use,) = json.loads(counted.stdout)
+    assert (use["key"], use["letters"], use["retained"], use["wills"], use["here"]) == ("k1", 1, 1, 0, True)
+    for command, secret in ((("device", "show", "phone-42"), "ada"), (("retained", "list"), "open-secret")):
+        shown, sealed = await both(*command)
+        assert secret in shown.stdout
+        assert "(encrypted (k1))" in sealed.stdout
+        assert secret not in sealed.stdout
+    sealed = (await both("device", "show", "phone-42", "--json"))[1]
+    assert json.loads(sealed.stdout)["letters"][0]["sealed"] == "encrypted (k1)"
+    refused = await anyio.to_thread.run_sync(partial(cli, "device", "tail", "--client", "phone-42", "-n", "1"))
+    assert refused.returncode == 1
+    assert "needs the key k1" in refused.stderr
+    tail = partial(cli, "device", "tail", "--client", "phone-42", "-n", "1", RSMQ_KEYS=KEYS)
+    assert "ada" in (await anyio.to_thread.run_sync(tail)).stdout
 
 
 async def test_a_worker_that_is_killed_while_messages_wait_for_a_key_is_charged_once(
