@@ -78,7 +78,7 @@ class Encoded:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._store = SimulatedStore(run)
-        self._encoding = Encoding([Zstd(above=0), Encrypt(Keyring({"k1": b"1" * 32, "k2": b"2" * 32}))])
+        self.encoding = Encoding([Zstd(above=0), Encrypt(Keyring({"k1": b"1" * 32, "k2": b"2" * 32}))])
 
     def broker(self, number: int = 0) -> Broker:
         """A broker with these settings. The publisher writes with the older key, members may write with the newer."""
@@ -115,5 +115,5 @@ class Encoded:
             except LostBody as error:
                 self._run.violate(f"an entry names a body that is lost: {error}")
                 return {"key": "lost", "n": 0}
-            data = self._encoding.undo(data, binding_of(fields, body))
+            data = self.encoding.undo(data, binding_of(fields, body))
         return json.loads(data)

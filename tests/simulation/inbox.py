@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rsmq import Broker, Letter, Session, SessionTaken
+from rsmq import Letter, Session, SessionTaken
 from rsmq.errors import RsmqError
 from tests.chaos.checker import Name
 
@@ -31,7 +31,7 @@ class Devices:
     async def serve(self, member: Member, device: str) -> None:
         """Read until a newer process of the device takes over. A late connect of an older one is taken over again."""
         choices = self._run.world.choices
-        async with Broker(self._run.settings(member.number)) as broker:
+        async with self._run.encoded.broker(member.number) as broker:
             while True:
                 try:
                     async with broker.connect(
@@ -72,7 +72,8 @@ class Devices:
         for its next connection."""
         ask, inbox = self._run.network.ask, self._run.members[0].broker.keys.inbox(device)
         refs = [each.decode() for each in ask("ZRANGE", inbox, 0, -1)]
-        letters = {seq: Letter(int(seq), ask("GET", f"{inbox}_{seq}") or b"") for seq in refs}
+        encoding = self._run.encoded.encoding
+        letters = {seq: Letter(int(seq), ask("GET", f"{inbox}_{seq}") or b"", encoding=encoding) for seq in refs}
         if not self._losses:
             return list(letters)
         return [seq for seq, each in letters.items() if (each.payload["key"], each.payload["n"]) not in self._numbers]

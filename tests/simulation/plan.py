@@ -97,7 +97,7 @@ class Plan:
     that is handled alone has a result.
     `large`: the share of seeds in which the group has more members than `watchers`.
     `encodes`: the share of seeds in which messages are `encoded`: compressed and encrypted with one of two keys, and of
-    half of them the bodies lie in a store, which is slow, goes away, and is swept.
+    half of them the bodies lie in a store, which is slow, goes away, and is swept. Letters are encrypted.
     """
 
     batched: float = 0.25
@@ -265,6 +265,8 @@ class Plan:
         may_encode = not (
             is_inbox or has_hook or has_fallback or varied.uniques or varied.expires or varied.moves or varied.in_batch
         )
+        if is_inbox and choices.unit("encoded letters") < self.encodes:
+            return replace(varied, encoded="sealed")
         if may_encode and choices.unit("encoded") < self.encodes:
             kind = choices.among(["sealed", "stored"], "how encoded")
             return replace(varied, encoded=kind, has_notes=False, has_outputs=varied.has_outputs and kind == "sealed")
