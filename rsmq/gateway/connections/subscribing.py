@@ -9,7 +9,7 @@ from typing import Final
 from rsmq.errors import BrokerError, CannotDecode, Malformed, OwnershipError
 from rsmq.gateway.connections.client_link import ClientLink
 from rsmq.gateway.connections.context import Context
-from rsmq.gateway.fleet.message import Published, identifiers_of
+from rsmq.gateway.fleet.message import Published, decoded, identifiers_of
 from rsmq.gateway.fleet.retained import Retained, is_name
 from rsmq.gateway.fleet.shares import has_shares
 from rsmq.gateway.protocol import encode
@@ -176,9 +176,8 @@ async def send_retained(context: Context, client: ClientLink, subscription: Subs
             seconds = None if left is None else -(-left // 1000)
             message = Published(letter.topic, letter.data, 0, True, "", seconds, letter.properties, letter.binding)
             try:
-                client.direct(
-                    message.decoded(context.fleet.inboxes.encoding), retain=True, identifiers=identifiers
-                )  # fmt: skip
+                plain = decoded(message, context.fleet.inboxes.encoding)
+                client.direct(plain, retain=True, identifiers=identifiers)
             except CannotDecode:
                 context.counts.dropped("retained, QoS 0, key missing")
             except Malformed:

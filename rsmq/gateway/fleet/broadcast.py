@@ -11,7 +11,7 @@ import anyio
 from pydantic_core import from_json, to_json
 
 from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, Malformed, TooLarge
-from rsmq.gateway.fleet.message import Published, from_headers
+from rsmq.gateway.fleet.message import Published, decoded, encoded, from_headers
 from rsmq.model.backoff import Backoff
 from rsmq.model.encoding import NO_CODECS, Binding, Encoding
 from rsmq.model.message import BYTES, read_headers, write_headers
@@ -68,7 +68,7 @@ class Broadcast:
         found = message.headers()
         if self._encoding.names:
             try:
-                message = message.encoded(self._encoding)
+                message = encoded(message, self._encoding)
             except TooLarge:
                 self._dropped()
                 return
@@ -155,7 +155,7 @@ class Broadcast:
             if enc := headers.get(ENC):
                 binding = Binding(headers.get(ID, "").encode(), None, BYTES.encode(), enc.encode())
             message, chosen = from_headers(headers, data[end:], binding), from_json(headers.get(SHARES, "{}"))
-            message = None if message is None else message.decoded(self._encoding)
+            message = None if message is None else decoded(message, self._encoding)
         except CannotDecode:
             self._dropped()
             return

@@ -63,18 +63,20 @@ class Published(NamedTuple):
         properties = self.forwarded + identifiers_of(identifiers)
         return seal_mqtt(flags, self.topic.encode(), properties, self.payload, share, self.binding)
 
-    def encoded(self, encoding: Encoding) -> Published:
-        """The same with its payload encoded, under an id of its own. Raises TooLarge."""
-        if self.binding is not None or not encoding.names:
-            return self
-        payload, binding = encoding.bound(self.payload, new_message_id(), None, BYTES)
-        return self._replace(payload=payload, binding=binding)
 
-    def decoded(self, encoding: Encoding) -> Published:
-        """The same as it was published. Raises Malformed, and CannotDecode without its key."""
-        if self.binding is None:
-            return self
-        return self._replace(payload=encoding.undo(self.payload, self.binding), binding=None)
+def encoded(message: Published, encoding: Encoding) -> Published:
+    """The same message with its payload encoded, under an id of its own. Raises TooLarge."""
+    if message.binding is not None or not encoding.names:
+        return message
+    payload, binding = encoding.bound(message.payload, new_message_id(), None, BYTES)
+    return message._replace(payload=payload, binding=binding)
+
+
+def decoded(message: Published, encoding: Encoding) -> Published:
+    """The same message as it was published. Raises Malformed, and CannotDecode without its key."""
+    if message.binding is None:
+        return message
+    return message._replace(payload=encoding.undo(message.payload, message.binding), binding=None)
 
 
 def identifiers_of(identifiers: Iterable[int]) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from rsmq.errors import BrokerUnavailable, Malformed
-from rsmq.gateway.fleet.message import Published
+from rsmq.gateway.fleet.message import Published, encoded
 from rsmq.gateway.fleet.scripts import FIND_RETAINED, RETAIN_MESSAGE
 from rsmq.gateway.protocol.topic_filter import matches
 from rsmq.model.encoding import Encoding
@@ -52,7 +52,7 @@ class Retained:
         `by_clock`: the stamp is no position in a stream, but the server's clock, which may have been set back.
         """
         if message.payload and self._encoding_of is not None:
-            message = message.encoded(self._encoding_of(message.topic))
+            message = encoded(message, self._encoding_of(message.topic))
         envelope = message.envelope(message.qos, retain=True) if message.payload else b""
         ttl: Value = message.ttl_ms if message.payload else b""
         most = max(1, self._limit // BUCKETS)
