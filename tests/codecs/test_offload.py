@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from rsmq import Broker, ConfigError
@@ -18,8 +21,17 @@ from tests.codecs.stores import MemoryStore
 NAME = "a" * 32 + "/t/" + "0" * 64 + "." + "1" * 32
 
 
+S3 = "S3_TEST_BUCKET"
+"""Names a bucket of a running server, such as s3://bodies/test; AWS_ENDPOINT_URL and the AWS keys say where it is."""
+
+
 def store_of(kind: str, folder: Path) -> Offload:
     """A store of each kind."""
+    if kind == "s3":
+        if S3 not in os.environ:
+            pytest.skip(f"no S3 server: {S3} is not set")
+        pytest.importorskip("s3fs")
+        return Offload(f"{os.environ[S3]}/{folder.name}-{os.urandom(4).hex()}")
     if kind != "path":
         pytest.importorskip("fsspec")
     stores: dict[str, Any] = {
@@ -29,7 +41,7 @@ def store_of(kind: str, folder: Path) -> Offload:
     return Offload(stores[kind])
 
 
-@pytest.mark.parametrize("kind", ["path", "file", "memory", "local"])
+@pytest.mark.parametrize("kind", ["path", "file", "memory", "local", "s3"])
 async def test_a_store_keeps_lists_and_deletes_bodies(tmp_path: Path, kind: str) -> None:
     """Each kind in the same way: with times and sizes, and what is not there is no error to delete."""
     offload = store_of(kind, tmp_path)
@@ -46,6 +58,28 @@ async def test_a_store_keeps_lists_and_deletes_bodies(tmp_path: Path, kind: str)
         await offload.fetch(NAME)
     with pytest.raises(BodyUnavailable, match="no folder of this server"):
         await offload.fetch(NAME.replace("a" * 32, "b" * 32))
+
+
+@pytest.mark.parametrize("kind", ["path", "file", "s3"])
+async def test_a_sweep_sees_what_another_process_has_put_and_deleted_since_the_last_one(
+    tmp_path: Path, kind: str
+) -> None:
+    """Nothing that a file system remembers of an older listing is believed."""
+    one = store_of(kind, tmp_path)
+    await one.put(NAME, b"body")
+    assert NAME in {name for name, _, _ in await one.survey("a" * 32, list)}
+    newer = NAME.replace("1" * 32, "2" * 32)
+    put, delete = (ELSEWHERE.format(call) for call in (f"put({newer!r}, b'newer')", f"delete({NAME!r})"))
+    for code in (put, delete):
+        where = tmp_path / "not there yet" if kind == "path" else one._shown
+        done = await anyio.run_process([sys.executable, "-c", code, str(where)])
+        assert done.returncode == 0
+    assert {name for name, _, _ in await one.survey("a" * 32, list)} - {f"{'a' * 32}/store"} == {newer}
+    assert await one.fetch(newer) == b"newer"
+
+
+ELSEWHERE = "import sys; from rsmq.codecs import Offload; Offload(sys.argv[1]).store.{}"
+"""A program that does something with a store."""
 
 
 async def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
