@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, RetryPolicy
+from tests.cluster.cluster import Cluster
 from tests.contract.witness import ask
 from tests.patience import until
 
@@ -50,3 +53,44 @@ async def test_a_batch_on_a_cluster_calls_back_once(make_broker: Callable[..., B
     assert [(each["total"], each["done"], each["failed"], each["cancelled"]) for each in calls[:1]] == [(24, 22, 1, 1)]
     assert sorted(each["state"] for each in calls) == ["complete", "complete", "success"]
     assert sum(waiting) == 0
+
+
+async def test_a_batch_over_moving_slots_calls_back_once(make_broker: Callable[..., Broker], cluster: Cluster) -> None:
+    """The slots of the members' partitions, of the batch and of its callback move while members are published and end.
+    Each step is done once, and each member has its result."""
+    broker, calls, steps, refs = make_broker(), list[dict[str, Any]](), Counter[str](), list[Any]()
+
+    @broker.handler("sms", group="sender", partitions=2, retry=RetryPolicy(max_attempts=3, wait=wait_fixed(0.01)))
+    async def send(number: int, message: Message) -> int:
+        async with message.step("sent") as step:
+            if not step.is_done:
+                steps[message.id] += 1
+        if message.attempt == 1 and number % 3 == 0:
+            raise OSError("once more")
+        return number * number
+
+    @broker.handler("reports", group="r", partitions=1)
+    async def report(payload: dict[str, Any]) -> None:
+        calls.append(payload)
+
+    async with broker.running():
+        async with (
+            broker.batch("moved", group="sender", on_complete="reports") as batch,
+            anyio.create_task_group() as all_,
+        ):
+
+            async def move() -> None:
+                keys = broker.keys
+                for name in (keys.batch_state(batch.id), keys.stream("sms", 0), keys.stream("reports", 0)):
+                    await anyio.to_thread.run_sync(cluster.migrate, name)
+
+            all_.start_soon(move)
+            for number in range(60):
+                ref = await batch.publish("sms", number, key=str(number % 7), message_id=f"m{number}", keep_result="1h")
+                refs.append(ref)
+                await anyio.sleep(0.005)
+        await until(lambda: bool(calls), "it calls back")
+        results = [await broker.result(each, group="sender", timeout="5s") for each in refs]
+    assert [(each["total"], each["done"], each["missing"]) for each in calls] == [(60, 60, 0)]
+    assert results == [number * number for number in range(60)]
+    assert steps == Counter({f"m{number}": 1 for number in range(60)})
