@@ -3,7 +3,7 @@
 `world.py` is what a state is. `commands.py` takes the commands from the package, `store.py` executes them. `member.py`
 is what a member does with a reply, `moves.py` what can happen next and what must hold, `search.py` the search, and
 `scenarios.py` what is searched. `flows.py` is what a member keeps only as ids, and `flow_moves.py` what can happen and
-must hold there. `permits.py` is the same for the permits that members borrow, and `bands.py` for bands that are added
-to a topic.
+must hold there. `permits.py` is the same for the permits that members borrow, `bands.py` for bands that are added
+to a topic, and `batch_counts.py` for members that a batch counts.
 `python -m tests.interleavings` is the command; tests/simulation/README.md explains it.
 """

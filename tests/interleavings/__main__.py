@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tests.interleavings.bands import BAND_EDITS, BAND_SCENARIOS
+from tests.interleavings.batch_counts import BATCH_SCENARIOS, BATCH_WEAKENINGS
 from tests.interleavings.digests import DIGEST_SCENARIOS, DIGEST_WEAKENINGS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
 from tests.interleavings.resizing import RESIZE_EDITS, RESIZE_SCENARIOS
@@ -79,6 +80,12 @@ def search_all(only: list[str]) -> bool:
             is_good &= not result.broken
             console.print(f"{permits.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
             tell(result)
+    for batch in BATCH_SCENARIOS:
+        if not only or any(part in batch.name for part in only):
+            result = batch.search()
+            is_good &= not result.broken
+            console.print(f"{batch.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
+            tell(result)
     return is_good
 
 
@@ -113,6 +120,12 @@ def search_weakened(only: list[str]) -> bool:
             result = permits.scenario.search(permits.script)
             is_good &= bool(result.broken)
             console.print(f"take_permits {permits.what}: {'found' if result.broken else 'NOT FOUND'}")
+    for batch in BATCH_WEAKENINGS:
+        if not only or any(part in f"batch: {batch.what}" for part in only):
+            result = batch.search()
+            is_good &= bool(result.broken)
+            console.print(f"batch: {batch.what}: {'found' if result.broken else 'NOT FOUND'} ({result.states} states)")
+            tell(result)
     return is_good
 
 

@@ -102,7 +102,45 @@ def left_out(what: str, script: str, line: str, needs: Callable[[Plan], bool] = 
     return Exhibit(f"{script} without members", what, [edit], lambda plan: plan.in_batch and needs(plan))
 
 
+def noted(name: str, what: str, path: str, old: str, new: str = "") -> Exhibit:
+    """A bug about steps, progress or results."""
+    return bug(name, what, path, old, new, needs=lambda plan: plan.has_notes)
+
+
 EXHIBITS: Final = (
+    unfenced("keep_note", lambda plan: plan.has_notes),
+    noted(
+        "a settlement keeps steps",
+        "steps and progress of settled messages stay",
+        "redis/lua/consumer/settle_outputs.lua",
+        "local steps = mark ~= '' and take_notes(KEYS[1], ARGV[3], ARGV[at])",
+        "local steps = {}",
+    ),
+    noted(
+        "a step without an answer",
+        "a step whose write had no answer counts as kept",
+        "consumer/settling/notes.py",
+        "                await asyncio.sleep(PAUSE)\n                continue\n            if word == b",
+        "                return\n            if word == b",
+    ),
+    noted(
+        "a settlement without results",
+        "handled messages have no result",
+        "redis/lua/consumer/settle_outputs.lua",
+        "      redis.call('SET', KEYS[target], ARGV[at + 3], 'PX', ARGV[last])\n",
+    ),
+    noted(
+        "a dead letter without a result",
+        "its publisher waits in vain",
+        "consumer/settling/settler.py",
+        "        self.notes.keep_failure(message, lane, str(decision.reason), decision.error)\n",
+    ),
+    noted(
+        "a cancelled message without a result",
+        "its publisher waits in vain",
+        "redis/lua/consumer/settle_cancelled.lua",
+        "if entry then keep_failure(KEYS[1], ARGV[3], entry[2], 'cancelled', 'it was cancelled') end\n",
+    ),
     left_out(
         "handled members of a batch are missing", "consumer/settle_members", "leave_batch(KEYS[1], ARGV[2], leaving)\n"
     ),

@@ -78,7 +78,7 @@ class Notes:
             for partition in run.numbers:
                 for key in (keys.steps(TOPIC, partition, GROUP), keys.progress(TOPIC, partition, GROUP)):
                     left = run.network.ask("HKEYS", key)
-                    found += [f"{key} keeps {left} of settled messages"] if left else []
+                    found += [f"{key} keeps {len(left)} notes of settled messages"] if left else []
         ended = run.cancels.open | run.cancels.done.keys() | run.expiries.ended
         for name, ref in sorted(self._refs.items() if self.options else ()):
             raw = run.network.ask("GET", keys.result(TOPIC, ref.home.partition, GROUP, ref))
