@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.registration import longer_leases
@@ -64,6 +64,11 @@ class Lease:
             if self.is_lost:  # lost by the other thread in between
                 self.deadline = OVER
 
+    def bind(self, before: Sequence[Lease]) -> None:
+        """End with these, too. Only a lease that was taken for that can."""
+        if before:
+            raise TypeError("this lease was not taken as one that follows others")
+
     def lose(self) -> None:
         """End it for good."""
         self.is_lost = True
@@ -77,6 +82,30 @@ class Lease:
     def __repr__(self) -> str:
         left = "lost" if self.is_lost else f"{self.deadline - monotonic():.1f} s left"
         return f"<Lease {self.topic}.{self.partition}/{self.group} epoch={self.epoch} {left}>"
+
+
+class FollowingLease(Lease):
+    """The lease of a partition that follows others in a resize. While it is bound to theirs, it counts no longer than
+    the first of them to end."""
+
+    __slots__ = ("_before", "_own")
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._before: tuple[Lease, ...] = ()
+        super().__init__(*args, **options)
+
+    @property
+    def deadline(self) -> float:
+        """When it ends, with those that it is bound to."""
+        return min(self._own, *[each.deadline for each in self._before]) if self._before else self._own
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._own = deadline
+
+    def bind(self, before: Sequence[Lease]) -> None:
+        """It ends with these; without any, it counts alone."""
+        self._before = tuple(before)
 
 
 class PermitLease(Lease):
@@ -106,11 +135,19 @@ class Leases:
         self._warned = False
 
     async def take(
-        self, topic: str, partition: int, group: str, *, reader: str, absent: Collection[str] = (), above: int = 0
+        self,
+        topic: str,
+        partition: int,
+        group: str,
+        *,
+        reader: str,
+        absent: Collection[str] = (),
+        above: int = 0,
+        is_following: bool = False,
     ) -> Lease | None:
         """A new grant, or None while another member holds it. The lease of a member in `absent` may be taken early.
 
-        Its epoch is greater than `above`, which a store knows.
+        Its epoch is greater than `above`, which a store knows. `is_following`: it may be bound to others.
         """
         key, stream = self._keys.lease(topic, partition, group), self._keys.stream(topic, partition)
         ttl = self._settings.lease_ttl
@@ -134,7 +171,8 @@ class Leases:
             return None
         await self._cut_off(key, reply[3].decode(errors="replace").splitlines())
         deadline = started + (ttl - lease_margin(self._settings)).total_seconds()
-        return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline, int(reply[4]))
+        kind = FollowingLease if is_following else Lease
+        return kind(topic, group, partition, key, self._member, reply[1].decode(), deadline, int(reply[4]))
 
     async def _cut_off(self, key: str, readers: list[str]) -> None:
         """Close the reading connections of former owners: their late reads must not receive any more messages.

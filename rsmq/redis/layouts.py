@@ -164,13 +164,15 @@ async def seal_again(client: Client, keys: Keys, topic: LaidOut) -> None:
         await are_finished(client, keys, topic.name, sealed, "")
 
 
-async def are_finished(client: Client, keys: Keys, topic: str, sealed: Sequence[int], group: str) -> bool:
+async def are_finished(
+    client: Client, keys: Keys, topic: str, sealed: Sequence[int], group: str, *, is_read: bool = False
+) -> bool:
     """Whether a group has settled all messages of sealed partitions, and can get no more of them. A seal that the
-    server has lost is set again."""
-    names = [keys.stream(topic, number) for number in sealed]
+    server has lost is set again. `is_read`: what was delivered need not be settled."""
+    names, wanted = [keys.stream(topic, number) for number in sealed], ("read",) if is_read else ()
     if client.is_cluster:
-        return not any([await ARE_FINISHED(client, (name,), (group, "")) for name in names])
-    return not await ARE_FINISHED(client, (*names, keys.topic(topic)), (group, RESIZED))
+        return not any([await ARE_FINISHED(client, (name,), (group, "", *wanted)) for name in names])
+    return not await ARE_FINISHED(client, (*names, keys.topic(topic)), (group, RESIZED, *wanted))
 
 
 async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:

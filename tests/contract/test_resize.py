@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy
 from rsmq.control import Cancelled
@@ -137,6 +138,35 @@ async def test_new_partitions_wait_for_those_before_and_then_run_elsewhere(make_
             await until(lambda: ledger.is_complete, "all is handled")
             assert ledger.handled == ledger.published
             await until(lambda: len(theirs.lanes) >= 2, "the second member has its share")
+
+
+async def test_a_key_that_waits_before_a_resize_delays_only_itself(make_broker: Make) -> None:
+    """One key runs, one waits for its retry: the later messages of all others are handled meanwhile, in order."""
+    broker, outside = make_broker(partitions=1), make_broker()
+    ledger, gate, has_failed = Ledger(), anyio.Event(), set[str]()
+
+    async def handle(number: int, message: Message) -> None:
+        if number == 0 and message.key == "k0":
+            await gate.wait()
+        if number == 0 and message.key == "k1" and not gate.is_set():
+            has_failed.add("k1")
+            raise RuntimeError("not yet")
+        await ledger.handle(number, message)
+
+    retry = RetryPolicy(max_attempts=1000, wait=wait_fixed(0.05))
+    broker.handler("orders", group="g", concurrency=16, retry=retry)(handle)
+    others = [f"k{n}" for n in range(2, 8)]
+    async with outside, broker, broker.running():
+        await ledger.publish(outside, range(2))
+        await until(lambda: bool(has_failed), "a key waits for its retry")
+        await resized(outside, "orders", 4)
+        await ledger.publish(outside, range(2, 5))
+        await until(lambda: all(ledger.handled[key] == ledger.published[key] for key in others), "the others go on")
+        assert not ledger.handled["k0"]
+        assert not ledger.handled["k1"]
+        gate.set()
+        await until(lambda: ledger.is_complete, "all is handled")
+    assert ledger.handled == ledger.published
 
 
 async def test_a_reset_over_a_resize_begins_with_what_was_published_before_it(make_broker: Make) -> None:

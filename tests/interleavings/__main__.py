@@ -18,6 +18,7 @@ from tests.interleavings.digests import DIGEST_SCENARIOS, DIGEST_WEAKENINGS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
 from tests.interleavings.resizing import RESIZE_EDITS, RESIZE_SCENARIOS
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
+from tests.interleavings.seams import SEAM_EDITS, SEAM_SCENARIOS
 from tests.interleavings.search import Result, Search
 from tests.interleavings.store import store
 
@@ -59,7 +60,7 @@ def search_all(only: list[str]) -> bool:
         )
         if result.broken:
             tell(result)
-    for bands in (*BAND_SCENARIOS, *RESIZE_SCENARIOS):
+    for bands in (*BAND_SCENARIOS, *RESIZE_SCENARIOS, *SEAM_SCENARIOS):
         if not only or any(part in bands.name for part in only):
             result = bands.search()
             is_good &= not result.broken
@@ -103,7 +104,7 @@ def search_weakened(only: list[str]) -> bool:
         console.print(f"{name}: {verdict} ({weakening.scenario.name}; {result.states} states, {result.seconds:.0f} s)")
         if result.broken:
             tell(result)
-    for edit in (*BAND_EDITS, *RESIZE_EDITS):
+    for edit in (*BAND_EDITS, *RESIZE_EDITS, *SEAM_EDITS):
         if not only or any(part in f"bands: {edit.what}" for part in only):
             result = edit.scenario.search(edit)
             is_good &= bool(result.broken)

@@ -312,7 +312,7 @@ RESIZE_EDITS: Final = (
     ),
     Edit(
         "what is unread counts as finished", FOLLOWED, layouts, "ARE_FINISHED",
-        "is_finished = group.pending == 0 and not (", "is_finished = group.pending == 0 or not (",
+        "== 'read') and not (last", "== 'read') or not (last",
     ),
     Edit("only the partition before is asked", FOLLOWED, Layout, "ancestors_of", "block = parent", "block = None"),
     Edit(

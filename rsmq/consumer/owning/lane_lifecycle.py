@@ -11,6 +11,7 @@ from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.following import SeamQuestion, follow, let_keys_go
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import key_rate_of
 from rsmq.consumer.waiting.outgoing import MemberInFlight
@@ -65,6 +66,22 @@ class LaneLifecycle:
             self._runner.collect, self._runner.handler.retry.max_attempts, self._runner.limits, self._runner.notes
         )  # fmt: skip
         self._settler.outputs.relay.wake(lane)
+
+    # -- behind partitions that are sealed ------------------------------------------------------------------------
+
+    def question(self, lane: Lane) -> SeamQuestion:
+        """Whether a lane may go on behind those that it follows."""
+        return SeamQuestion(self._queue, self._lanes, lane)
+
+    def let_keys_go(self, lane: Lane) -> None:
+        """Start what waits for keys that are free in the lanes before this one."""
+        if let_keys_go(self._queue, lane):
+            self._runner.wake_soon()
+
+    def follow(self, lane: Lane) -> None:
+        """The partitions before it are finished."""
+        if follow(self._queue, lane):
+            self._runner.wake_soon()
 
     async def restore_rate(self, lane: Lane) -> None:
         """Before `open`: take over when the last owner has started messages of the lane's keys, if they have a rate."""
@@ -159,7 +176,7 @@ class LaneLifecycle:
         The fetchers have ended. A read that may still be on its way is ended first, or named in its lease.
         """
         await self._fetchers.end_late_reads()
-        for lane in lanes:
+        for lane in sorted(lanes, key=lambda each: -len(each.parents)):  # those that follow others go first
             if not self._runner.running_of(lane):
                 self.drop(lane)
                 self._heartbeat.forget(lane.lease)

@@ -90,7 +90,8 @@ class Rebalancer:
                 except BrokerError as error:
                     self._throttled.warn("rebalancing waits for the server", error)
                 for partition, lane in self._lanes.items():
-                    if partition not in assigned and partition not in self._leaving:
+                    follow_first = lane.followers and not self._are_gone(lane, assigned)
+                    if partition not in assigned and partition not in self._leaving and not follow_first:
                         self._leaving.add(partition)
                         tasks.start_soon(self._hand_over, lane)
                 is_settled = assigned == self._lanes.keys() and not any(lane.parents for lane in self._lanes.values())
@@ -110,23 +111,49 @@ class Rebalancer:
             self._assigned_last = frozenset(topic.layout.owned_with(own))
         return set(self._assigned_last)
 
+    def _are_gone(self, lane: Lane, assigned: set[int]) -> bool:
+        """Whether no lane that goes on behind this one is to be handed over, too: it would lose its lease with this."""
+        return not any(each.follows(lane) and each.partition not in assigned for each in lane.followers)
+
     async def _start_following(self) -> None:
-        """Read partitions that follow others in a resize, as soon as these are finished. This is asked under the lease:
-        a reset of the group ends it."""
+        """Read partitions that follow others in a resize: when these are finished, or behind them if this member has
+        them, too. Both is asked under the lease: a reset of the group ends it."""
         following = [lane for lane in self._lanes.values() if lane.parents]
         if not following:
             return
-        topic, finished = self._context.topic, dict[tuple[int, ...], bool]()
-        for parents in {lane.parents for lane in following}:
-            finished[parents] = all(map(topic.layout.is_sealed, parents)) and await are_finished(
-                self._context.client, self._context.keys, topic.name, parents, self._group
-            )
-        for lane in following:
+        finished = {parents: await self._are_finished(parents) for parents in {lane.parents for lane in following}}
+        has_more = any(finished.values())
+        for lane in sorted(following, key=lambda each: len(each.parents)):
             if finished[lane.parents]:
                 log.debug("%r follows: the partitions before it are finished", lane)
-                lane.follow()
-        if any(finished.values()):
+                self._lifecycle.follow(lane)
+            else:
+                has_more = await self._go_on(lane) or has_more
+        if has_more:
             await self._fetchers.interrupt()
+
+    async def _go_on(self, lane: Lane) -> bool:
+        """Read a partition though those before it are not finished: all that these have left is known here, so it has
+        to wait only for the keys that are taken there. Returns whether it may be read from now on."""
+        if not lane.is_blocked:
+            self._lifecycle.let_keys_go(lane)
+            return False
+        question = self._lifecycle.question(lane)
+        if not question.is_worth_asking() or not await self._are_finished(lane.parents, is_read=True):
+            return False
+        with anyio.move_on_after(self._settings.presence_interval.total_seconds()) as patience:
+            for each in question.before:
+                await self._fetchers.exclude(each.partition)  # what was read before the question is here now
+        if patience.cancelled_caught or not question.answer():
+            return False
+        log.debug("%r goes on behind the partitions before it", lane)
+        return True
+
+    async def _are_finished(self, parents: tuple[int, ...], *, is_read: bool = False) -> bool:
+        topic, context = self._context.topic, self._context
+        return all(map(topic.layout.is_sealed, parents)) and await are_finished(
+            context.client, context.keys, topic.name, parents, self._group, is_read=is_read
+        )
 
     def _owners(self) -> Sequence[str]:
         """The live members that may own partitions: with a limit over the group, those that may run calls. Where the
@@ -184,7 +211,10 @@ class Rebalancer:
             return False
         self._unsure.add(partition)
         above, absent = self._newer.get(partition, 0), self._membership.absent
-        lease = await self._leases.take(topic, partition, group, reader=reader, absent=absent, above=above)
+        lease = await self._leases.take(
+            topic, partition, group, reader=reader, absent=absent, above=above,
+            is_following=bool(self._context.parents_of(partition)),
+        )  # fmt: skip
         if lease is not None:
             lane = self._context.lane(partition, lease)
             await self._lifecycle.restore_rate(lane)

@@ -424,7 +424,7 @@ class Fetcher:
             if len(entries) >= share:
                 self._full.add(lane.partition)
             if not lane.receive([entry_id for entry_id, _ in entries]):
-                log.warning("messages of %s that are in flight were read again: its group was reset", lane.stream)
+                log.warning("messages of %s came that were read before: its group was reset", lane.stream)
                 continue
             if self._queue.takes_raw and not lane.flows.waiting and self._offer_raw(lane, entries):
                 continue

@@ -49,9 +49,13 @@ class ConsumerContext:
     def lane(self, partition: int, lease: Lease) -> Lane:
         """The lane of a partition that is read under this lease."""
         topic, handler, layout = self.topic, self.handler, self.topic.layout
-        is_ordered = handler.ordering != "none" and handler.distribution == "hash"
-        parents = tuple(layout.ancestors_of(partition)) if is_ordered else ()
+        parents = self.parents_of(partition)
         return Lane(self.keys, topic.name, partition, handler.group, lease, layout.band_of(partition), parents)
+
+    def parents_of(self, partition: int) -> tuple[int, ...]:
+        """The partitions whose messages come before those of this one, the latest first."""
+        is_ordered = self.handler.ordering != "none" and self.handler.distribution == "hash"
+        return tuple(self.topic.layout.ancestors_of(partition)) if is_ordered else ()
 
     @property
     def name(self) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from rsmq.consumer.waiting.flows import Flows
 from rsmq.consumer.waiting.key_windows import KeyWindows
 from rsmq.consumer.waiting.outgoing import Outgoing
 from rsmq.consumer.waiting.recovery import Recovery
+from rsmq.consumer.waiting.seam import Seam
 from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.batch_member import BatchMember
@@ -66,6 +67,7 @@ class Lane:
         "done",
         "errors_key",
         "flows",
+        "followers",
         "group",
         "in_flight",
         "is_quiet",
@@ -81,6 +83,7 @@ class Lane:
         "recovery",
         "retried",
         "retry_key",
+        "seam",
         "settling",
         "steps_key",
         "stream",
@@ -125,7 +128,11 @@ class Lane:
         """Messages that have started again here, with the attempts charged before."""
         self.is_quiet = False
         self.parents = parents
-        """Partitions that this one follows, whose messages come first: nothing is read while they are not finished."""
+        """Partitions that this one follows, whose messages come first: nothing is read while they are not finished,
+        unless there is a seam."""
+        self.seam: Seam | None = None
+        self.followers: tuple[Lane, ...] = ()
+        """Lanes that go on behind this one."""
         self.recovery = Recovery()
         self.flows = Flows()
         self.outgoing = Outgoing()
@@ -155,12 +162,20 @@ class Lane:
     @property
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
-        return self.recovery.is_over and not self.is_quiet and not self.parents and self.outgoing.has_room
+        is_ours = self.recovery.is_over and not self.is_quiet
+        return is_ours and not (self.parents and self.is_blocked) and self.outgoing.has_room
 
     @property
     def is_recovering(self) -> bool:
         """Whether pending messages are to be taken over now."""
-        return not self.recovery.is_over and not self.is_quiet and not self.parents and not self.is_ahead
+        if self.recovery.is_over or self.is_quiet:
+            return False
+        return not (self.parents and self.is_blocked) and not self.is_ahead
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing may be read because of the partitions that this one follows."""
+        return bool(self.parents) and (self.seam is None or not self.seam.is_open(self.recovery))
 
     @property
     def is_ahead(self) -> bool:
@@ -189,9 +204,39 @@ class Lane:
         """Read and start nothing new."""
         self.is_quiet = True
 
-    def follow(self) -> None:
-        """The partitions before it are finished, under this lease."""
+    def follow(self) -> tuple[bytes, ...]:
+        """The partitions before it are finished, under this lease. Returns the keys that waited for these."""
+        keys = () if self.seam is None else self.seam.keys
         self.parents = ()
+        self.seam = None
+        self.lease.bind(())
+        return keys
+
+    def go_on(self, before: Sequence[Lane]) -> Seam:
+        """All of the partitions before it is known here. The keys that are taken there are taken here, too."""
+        seam = self.seam = Seam(before)
+        self.lease.bind([each.lease for each in before])
+        for each in before:
+            each.add_follower(self)
+        for key in seam.keys:
+            self.flows.take(key)
+        return seam
+
+    def add_follower(self, lane: Lane) -> None:
+        """Another lane goes on behind this one."""
+        self.followers = (*[each for each in self.followers if each.follows(self)], lane)
+
+    def follows(self, lane: Lane) -> bool:
+        """Whether it goes on behind another one."""
+        return self.seam is not None and lane.partition in self.parents and self.lease.is_held()
+
+    def meets(self, entry_ids: Iterable[bytes]) -> bool:
+        """Whether what comes from the server may be handled. False: this lane is over, and so are those that go on
+        behind it. A message was not known here when they did, and theirs of the same key may run."""
+        if self.in_flight.issuperset(entry_ids) or not any(each.follows(self) for each in self.followers):
+            return True
+        self.lease.lose()
+        return False
 
     def wake(self) -> None:
         """Read on: what was handed back is taken over again."""
@@ -270,6 +315,8 @@ class Lane:
         handled again. Otherwise two handlers would run with the same message, and both would settle it.
         """
         known = len(self.in_flight)
+        if self.followers and not self.meets(entry_ids):
+            return False
         self.in_flight.update(entry_ids)
         is_again = self.flows.far and parse_stream_id(entry_ids[0]) <= self.flows.newest
         if is_again or len(self.in_flight) - known < len(entry_ids):
@@ -341,6 +388,6 @@ class Lane:
 
     def __repr__(self) -> str:
         state = "quiet" if self.is_quiet else "reading" if self.recovery.is_over else "recovering"
-        state = f"behind {self.parents}" if self.parents else state
+        state = f"behind {self.parents}" if self.is_blocked else state
         counts = f"in_flight={len(self.in_flight)} parked={len(self.flows.parked)}"
         return f"<Lane {self.topic}.{self.partition}/{self.group} {state} {counts}>"

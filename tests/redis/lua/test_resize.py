@@ -69,8 +69,10 @@ async def test_are_finished_looks_at_what_is_left(client: Client, keys: Keys) ->
     assert await ARE_FINISHED(client, names, ("g", RESIZED)) == 1, "not before the layout says so"
     assert await resize(client, keys) == [OK]
     assert await ARE_FINISHED(client, names, ("g", RESIZED)) == 2
+    assert not await are_finished(client, keys, "t", [0, 1], "g", is_read=True)
     await client.execute_command("XREADGROUP", "GROUP", "g", "c", "STREAMS", stream, ">")
     assert await ARE_FINISHED(client, names, ("g", RESIZED)) == 2
+    assert await are_finished(client, keys, "t", [0, 1], "g", is_read=True)
     await client.execute_command("XACK", stream, "g", entry)
     assert await ARE_FINISHED(client, names, ("g", RESIZED)) == 0
     assert await ARE_FINISHED(client, names, ("unknown", RESIZED)) == 1

@@ -1,6 +1,6 @@
 -- PURPOSE  Ask whether a group has settled all messages of sealed partitions, and can get no more of them.
 -- KEYS     stream of each partition  then, except on a cluster, the topic hash
--- ARGV     1 group  2 what `partitions` is after a resize, '' on a cluster
+-- ARGV     1 group  2 what `partitions` is after a resize, '' on a cluster  3 'read': what was delivered need not be settled
 -- RETURNS  the position of the first one that is not finished, 0 if all are
 -- WHY      What is left is looked at, and no position is compared with an end: a group that was made after a trim stays at
 --          the start for ever. What waits for a retry is pending, as long as keys have an order. The layout says that these
@@ -24,7 +24,7 @@ for at = 1, count do
     local group = dict(row)
     if group.name == ARGV[1] then
       local last = stream['last-entry'] and stream['last-entry'][1]
-      is_finished = group.pending == 0 and not (last and order(last) > order(group['last-delivered-id']))
+      is_finished = (group.pending == 0 or ARGV[3] == 'read') and not (last and order(last) > order(group['last-delivered-id']))
     end
   end
   if not is_finished and first == 0 then first = at end

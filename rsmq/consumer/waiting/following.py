@@ -1,0 +1,73 @@
+"""When a partition may go on behind those that it follows, and what it waits for there: decisions without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rsmq.consumer.waiting.gathering_queue import GatheringQueue
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.queue import Queue
+from rsmq.consumer.waiting.seam import has_unknown_keys, is_known
+
+
+class SeamQuestion:
+    """Whether a lane may go on behind those before it. The server is asked meanwhile whether anything is left to read
+    there; its answer counts only if all stands as it stood when it was asked."""
+
+    def __init__(self, queue: Queue, lanes: Mapping[int, Lane], lane: Lane) -> None:
+        self._queue = queue
+        self._lanes = lanes
+        self._lane = lane
+        self.before = [lanes[each] for each in lane.parents if each in lanes]
+        self._numbers = self._now()
+        self._raw = [each for each in self.before if each.flows.raw_entries]
+
+    def is_worth_asking(self) -> bool:
+        """Whether this member has all of the partitions before, and knows all that it was given of them."""
+        for each in self._raw:
+            self._queue.unpack(each)
+        return self._stands()
+
+    def answer(self) -> bool:
+        """The server has nothing more to read there, and what it had given before is here. Returns whether the lane may
+        be read now."""
+        lane = self._lane
+        if not self._stands():
+            return False
+        seam = lane.seam or lane.go_on(self.before)
+        if not seam.covers():  # a key came back: what runs here ends, and is taken over again behind it
+            lane.lease.lose()
+            return False
+        seam.open(lane.recovery)
+        return not lane.is_blocked
+
+    def _stands(self) -> bool:
+        lane, queue = self._lane, self._queue
+        if self._lanes.get(lane.partition) is not lane or not lane.lease.is_held() or lane.is_quiet:
+            return False
+        if [self._lanes.get(each) for each in lane.parents] != self.before or self._now() != self._numbers:
+            return False
+        if isinstance(queue, GatheringQueue) or queue.is_sorted:
+            return False  # keys wait in other places, too
+        return all(map(is_known, self.before)) and not (queue.takes_raw and any(map(has_unknown_keys, self.before)))
+
+    def _now(self) -> list[int]:
+        return [each.recovery.number for each in (self._lane, *self.before)]
+
+
+def let_keys_go(queue: Queue, lane: Lane) -> int:
+    """Start what waits for keys that are free in the partitions before. Returns how many."""
+    keys = () if lane.seam is None or lane.is_blocked else lane.seam.free()
+    return _release(queue, lane, keys)
+
+
+def follow(queue: Queue, lane: Lane) -> int:
+    """The partitions before it are finished. Returns how many keys have waited for them."""
+    return _release(queue, lane, lane.follow())
+
+
+def _release(queue: Queue, lane: Lane, keys: Iterable[bytes]) -> int:
+    released = list(keys)
+    for key in released:
+        queue.release(lane, key)
+    return len(released)
