@@ -26,9 +26,8 @@ test: $(READY) $(NODE) ## All tests, six at a time: many of them wait
 test-fast: $(READY) ## The tests without Spark, clusters, browsers, chaos and long searches: a few minutes
 	@$(BIN)/python -m pytest -n 6 --fast
 
-shares: $(READY) $(NODE) ## All tests, and how long each area took: writes the table of tests/README.md
-	@mkdir -p .cache
-	@$(BIN)/python -m pytest -n 6 --junit-xml .cache/tests.xml; $(BIN)/python -m tests.shares .cache/tests.xml --write
+shares: $(READY) $(NODE) ## All tests, and the CPU and time of each area: writes the table of tests/README.md
+	@$(BIN)/python -m tests.shares --write
 
 coverage: $(READY) ## The quick tests, and the share of lines that they ran
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pytest-cov

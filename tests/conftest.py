@@ -23,6 +23,7 @@ import pytest
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
+from tests.cpu import CpuRecorder
 from tests.servers import Server
 from tests.untested import untested
 
@@ -100,7 +101,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile what the tests start as processes. Python would do it at each start where it may not write bytecode."""
+    """Compile what the tests start as processes. Python would do it at each start where it may not write bytecode. A
+    run with a report has the CPU of each test in it."""
+    if config.getoption("xmlpath", None):
+        config.pluginmanager.register(CpuRecorder())
     if not config.getoption("numprocesses"):  # this process collects tests, of which nothing is garbage
         gc.disable()
     if not hasattr(config, "workerinput"):

@@ -1,14 +1,20 @@
-"""`python -m tests.shares REPORT.xml [--write]`: how long each area of the tests takes, from a report of pytest.
+"""`python -m tests.shares [PYTEST ARGUMENTS] [--write]`: what each area of the tests costs, in tests, CPU and seconds.
 
-`make shares` runs all tests with such a report, and writes the table of tests/README.md. The times are those of the
-tests, several of which run at once: the sum is more than the minutes of the run.
+Runs the tests with a report (six at a time unless an argument says otherwise) and prints the table; `--write` writes it
+into tests/README.md, as `make shares` does. CPU is that of the tests and of all that they start. It hardly depends on
+what else the machine does. The seconds are those of the tests, several of which run at once: their sum is more than the
+time of the run.
 """
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -16,40 +22,65 @@ from xml.etree import ElementTree
 
 from benchmarks.section import rewrite
 from benchmarks.table import table
+from tests.cpu import PROPERTY
 
 README: Final = Path(__file__).with_name("README.md")
+REPORT: Final = Path(__file__).parents[1] / ".cache" / "tests.xml"
 
 
-def shares(report: Path) -> dict[str, tuple[int, float]]:
-    """Tests and seconds of each area: a folder of tests/, or its files."""
-    found = defaultdict[str, list[float]](list)
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of one area: how many tests it has, their CPU and their time in seconds."""
+
+    tests: int
+    cpu_s: float
+    seconds: float
+
+
+def shares(report: Path) -> dict[str, Share]:
+    """That of each area: a folder of tests/, or the files beside them."""
+    found = defaultdict[str, list[tuple[float, float]]](list)
     for case in ElementTree.parse(report).iter("testcase"):
         parts = (case.get("classname") or "").split(".")
         area = parts[1] if len(parts) > 2 else "(files)"
-        found[area].append(float(case.get("time") or 0))
-    return {area: (len(times), sum(times)) for area, times in found.items()}
+        found[area].append((cpu_s_of(case), float(case.get("time") or 0)))
+    return {area: Share(len(each), sum(c for c, _ in each), sum(t for _, t in each)) for area, each in found.items()}
 
 
-def text(found: dict[str, tuple[int, float]], wall: float, day: str) -> str:
-    """The table, longest first."""
-    total = sum(seconds for _, seconds in found.values()) or 1.0
+def cpu_s_of(case: ElementTree.Element) -> float:
+    """Seconds of CPU of a test in a report; 0 where none were measured, as of a test that was skipped."""
+    found = case.find(f"properties/property[@name='{PROPERTY}']")
+    return 0.0 if found is None else float(found.get("value") or 0)
+
+
+def text(found: dict[str, Share], wall_s: float, cpu_s: float, day: str) -> str:
+    """The table, the most CPU first. `wall_s` and `cpu_s` are those of the whole run."""
+    total = cpu_s or 1.0
+    tests = sum(share.cpu_s for share in found.values())
     rows = [
-        (area, tests, f"{seconds:.0f}", f"{100 * seconds / total:.0f} %")
-        for area, (tests, seconds) in sorted(found.items(), key=lambda each: -each[1][1])
+        (area, share.tests, f"{share.cpu_s:.0f}", f"{100 * share.cpu_s / total:.0f} %", f"{share.seconds:.0f}")
+        for area, share in sorted(found.items(), key=lambda each: -each[1].cpu_s)
     ]
-    lines = table(("area", "tests", "seconds", "share"), rows)
-    return "\n".join([f"Measured on {day}: the whole run took {wall / 60:.1f} minutes.", "", *lines])
+    rows.append(("(start, collect)", 0, f"{cpu_s - tests:.0f}", f"{100 * (cpu_s - tests) / total:.0f} %", "0"))
+    lines = table(("area", "tests", "CPU, s", "share", "seconds"), rows)
+    head = f"Measured on {day}: the whole run took {wall_s / 60:.1f} minutes and {cpu_s:.0f} s of CPU."
+    return "\n".join([head, "", *lines])
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print the table, and write it into README.md."""
-    report = Path(arguments[0])
-    wall = max(float(each.get("time") or 0) for each in ElementTree.parse(report).iter("testsuite"))
-    said = text(shares(report), wall, f"{datetime.fromtimestamp(report.stat().st_mtime, UTC):%Y-%m-%d}")
+def main(arguments: Sequence[str]) -> int:
+    """Run the tests, print the table and write it if that is asked for. Returns pytest's exit code."""
+    REPORT.parent.mkdir(exist_ok=True)
+    given = [each for each in arguments if each != "--write"]
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-n", "6", *given, "--junit-xml", str(REPORT)]
+    code = subprocess.run(command, check=False).returncode
+    wall, used = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    said = text(shares(REPORT), wall, used.ru_utime + used.ru_stime, f"{datetime.now(UTC):%Y-%m-%d}")
     print(said)
     if "--write" in arguments:
         rewrite(README, "shares", said)
+    return code
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

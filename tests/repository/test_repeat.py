@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -65,18 +67,61 @@ def test_a_suite_that_is_repeated_exists(path: str) -> None:
 
 
 def test_shares_are_those_of_the_report(tmp_path: Path) -> None:
-    """By folder, the longest first, with the time of the whole run."""
+    """By folder, the most CPU first, with the time of the whole run and the CPU of no area."""
     report = tmp_path / "report.xml"
+    cpu = '<properties><property name="cpu_s" value="7.5"/></properties>'
     report.write_text(
-        '<testsuites><testsuite time="90"><testcase classname="tests.dlq.test_a" name="x" time="30"/>'
-        '<testcase classname="tests.dlq.test_b" name="y" time="30"/><testcase classname="tests.test_asgi" time="20"/>'
-        "</testsuite></testsuites>"
+        f'<testsuites><testsuite><testcase classname="tests.dlq.test_a" name="x" time="30">{cpu}</testcase>'
+        f'<testcase classname="tests.dlq.test_b" name="y" time="30">{cpu}</testcase>'
+        '<testcase classname="tests.test_asgi" time="20"/></testsuite></testsuites>'
     )
     found = shares.shares(report)
-    assert found == {"dlq": (2, 60.0), "(files)": (1, 20.0)}
-    said = shares.text(found, 90, "2026-01-31")
-    assert "took 1.5 minutes" in said
-    assert said.index("| dlq | 2 | 60 | 75 % |") < said.index("| (files) | 1 | 20 | 25 % |")
+    assert found == {"dlq": shares.Share(2, 15.0, 60.0), "(files)": shares.Share(1, 0.0, 20.0)}
+    said = shares.text(found, wall_s=90, cpu_s=30, day="2026-01-31")
+    assert "took 1.5 minutes and 30 s of CPU" in said
+    assert said.index("| dlq | 2 | 15 | 50 % | 60 |") < said.index("| (files) | 1 | 0 | 0 % | 20 |")
+    assert "| (start, collect) | 0 | 15 | 50 % | 0 |" in said
+
+
+BUSY = """
+import subprocess, sys, time
+
+SPIN = "import sys, time\\nwhile time.process_time() < 0.2: pass\\nprint(flush=True)\\nsys.stdin.read()"
+
+def process():
+    command = [sys.executable, "-S", "-c", SPIN]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+def test_waits():
+    time.sleep(0.01)
+
+def test_starts_a_busy_process():
+    process().communicate()
+
+def test_leaves_a_busy_process():
+    process().stdout.readline()
+"""
+
+RECORDED = """
+from tests.cpu import CpuRecorder
+
+def pytest_configure(config):
+    config.pluginmanager.register(CpuRecorder())
+"""
+
+
+def test_the_cpu_of_a_test_is_also_that_of_its_processes(tmp_path: Path) -> None:
+    """Of those that have ended, and of those that still run. Waiting is none."""
+    (tmp_path / "test_busy.py").write_text(BUSY)
+    (tmp_path / "conftest.py").write_text(RECORDED)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--junit-xml=report.xml", "--rootdir=."], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(shares.README.parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
+    waits, starts, leaves = map(shares.cpu_s_of, ElementTree.parse(tmp_path / "report.xml").iter("testcase"))
+    assert min(starts, leaves) >= 0.15  # /proc rounds down
+    assert waits < 0.15
 
 
 def test_the_page_names_each_folder_of_the_tests() -> None:
