@@ -18,14 +18,14 @@ from functools import wraps
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import create_async_engine
-from tenacity import wait_fixed
 
-from rsmq import Broker, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq import Broker, Settings
 from rsmq.redis.client.client import Client
 from rsmq.redis.client.raw_connection import ShardedConnection
 from rsmq.sql import Outbox
 from rsmq.sql.database import Database
 from rsmq.sql.relay import OutboxRelay
+from tests.control.erased import sender
 
 IS_WORK: Final = ContextVar("IS_WORK", default=False)
 """Whether calls count: those of a heartbeat do not."""
@@ -86,19 +86,6 @@ async def erase(broker: Broker, key: str) -> None:
     """Once."""
     async with broker:
         await work(broker.erase)(key, timeout=timedelta(milliseconds=1))
-
-
-def sender(broker: Broker) -> None:
-    """The handler of `push`: by its text a message waits for its retry, is rejected, or takes a while."""
-
-    @broker.handler("push", group="sender", retry=RetryPolicy(max_attempts=3, wait=wait_fixed(3600)))
-    async def send(text: str, message: Message) -> None:
-        if "parked" in text:
-            raise Retry(text)
-        if "dead" in text:
-            raise Reject(text)
-        if "slow" in text:
-            await asyncio.sleep(0.02)
 
 
 async def handle(broker: Broker) -> None:

@@ -19,10 +19,9 @@ from rsmq.control import Erased
 from rsmq.model.packing import unpack_fields
 from rsmq.sql import Outbox, create_tables
 from tests import forks
-from tests.chaos.dying_process import sender
 from tests.chaos.scenario_run import IS_LONG
 from tests.contract.witness import Witness, ask, letters_of, settled
-from tests.control.test_erase import holds
+from tests.control.erased import holds, sender
 from tests.patience import until
 from tests.sql.test_outbox import is_empty
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import anyio
 import pytest
-from tenacity import wait_fixed
 
-from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy, Settings
 from rsmq.codecs import Offload
 from rsmq.control import Erased
 from rsmq.control.audit import Audit
 from rsmq.redis.topics import cached_topic
 from tests.codecs.stores import MemoryStore
 from tests.contract.witness import ask, dies, settled
+from tests.control.erased import holds, sender
 from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -35,31 +35,9 @@ def broker(settings: Settings) -> Broker:
     return made
 
 
-async def holds(broker: Broker, text: str) -> list[str]:
-    """The keys of this deployment whose value has a text, or whose name has it."""
-    found, needle = [], text.encode()
-    for name in await ask(broker, "KEYS", f"{broker.keys.prefix}:*"):
-        kind = await ask(broker, "TYPE", name)
-        reads: dict[bytes, tuple[Any, ...]] = {
-            b"stream": ("XRANGE", name, "-", "+"), b"hash": ("HGETALL", name), b"zset": ("ZRANGE", name, 0, -1),
-            b"string": ("GET", name),
-        }  # fmt: skip
-        value = repr(await ask(broker, *reads[kind])) if kind in reads else ""
-        if needle in value.encode() or needle in name:
-            found.append(name.decode())
-    return found
-
-
 async def test_a_key_is_erased_in_every_state(broker: Broker) -> None:
     """Unread in one group, settled in another; delayed, parked, dead, with a unique name; in a band. Others stay."""
-
-    @broker.handler("push", group="sender", retry=RetryPolicy(max_attempts=3, wait=wait_fixed(3600)))
-    async def send(text: str, message: Message) -> None:
-        if "parked" in text:
-            raise Retry(text)
-        if "dead" in text:
-            raise Reject(text)
-
+    sender(broker)
     async with broker.running():
         for key in ("ada", "bob"):
             for what in ("settled", "dead"):
