@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
@@ -19,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from rsmq import Broker, Settings
 from rsmq.asgi import lifespan, relay
+from tests.web import served
 
 pytestmark = pytest.mark.anyio
 
@@ -39,14 +38,8 @@ async def gateway(broker: Broker, **options: Any) -> AsyncIterator[str]:
         await relay(websocket, own, websocket.path_params["phone"], **options)
 
     app = Starlette(routes=[WebSocketRoute("/{phone}", serve)], lifespan=lifespan(own))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="websockets-sansio"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.serve, [listener])
-            try:
-                yield f"ws://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                server.should_exit = True
+    async with served(app, ws="websockets-sansio") as address:
+        yield f"ws://{address}"
 
 
 async def letter(connection: ClientConnection) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -20,6 +18,7 @@ from starlette.routing import Route
 from rsmq import Broker, ConfigError, Settings
 from rsmq.asgi import lifespan, relay_sse
 from tests.patience import until
+from tests.web import served
 
 pytestmark = pytest.mark.anyio
 
@@ -40,14 +39,8 @@ async def web(broker: Broker, **options: Any) -> AsyncIterator[str]:
         return relay_sse(request, own, request.path_params["user"], **options)
 
     app = Starlette(routes=[Route("/{user}", serve)], lifespan=lifespan(own))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.serve, [listener])
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                server.should_exit = True
+    async with served(app, timeout_graceful_shutdown=1) as address:
+        yield f"http://{address}"
 
 
 class Browser:
