@@ -75,7 +75,7 @@ async def supervised_children_are_killed(testbed: Testbed, parent: str) -> Verdi
             assert max(run.recovery(victim, since) for victim in victims) < 25
         run.processes.workers[0].kill()  # the children see that, and stop
         # no parent tells the new children which members have ended, so they wait for the grace: let it be the usual one
-        run.processes.start_worker(replace(job, job=replace(run.job, more={})))
+        run.processes.start_worker(replace(job, processes=1, job=replace(run.job, more={})))
         await run.handles(300)
     return await run.verdict()
 
