@@ -25,6 +25,7 @@ from rsmq.model.settings import Settings
 from rsmq.pipeline import register
 from rsmq.pipeline.java import use_java
 from tests.pipeline.query import Query
+from tests.pipeline.spark_cluster import SHORT_LIVED
 from tests.pipeline.vault import Vault
 from tests.servers import Server
 
@@ -35,7 +36,8 @@ SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",  # a few rows: compiling a plan costs more than running it
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.session.timeZone": "UTC",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # of its own jars Java need not verify the bytecode: a second of CPU
+    "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "OFF",
@@ -51,6 +53,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("SPARK_LAUNCHER_OPTS", SHORT_LIVED)
         patch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))  # put back afterwards
         patch.setenv("RSMQ_KEYS", f"k1={b64encode(b'K' * 32).decode()}")  # for its Python workers only
         patch.setenv("RSMQ_BODIES", str(scratch / "bodies"))

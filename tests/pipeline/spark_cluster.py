@@ -18,6 +18,8 @@ from rsmq.testing.server import free_port
 from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives for seconds: compiling its code well takes a third of the CPU of the whole cluster."""
 
 
 def spark_home(home: Path) -> Path:
@@ -38,6 +40,8 @@ def environment(home: Path, **extra: str) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_HOME": str(home),
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
         **extra,
     }
 
