@@ -16,6 +16,9 @@ import pytest
 PROPERTY: Final = "cpu_s"
 """The property of a test in the report: seconds of CPU, of user and system."""
 
+START: Final = "start_cpu_s"
+"""That of the first test of each process: seconds of CPU until it had collected the tests."""
+
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,11 +58,11 @@ class CpuRecorder:
     its end for its last one."""
 
     def __init__(self) -> None:
-        self._before = 0.0
+        self._before = self._start = 0.0
 
     def pytest_collection_finish(self) -> None:
         """The tests begin here: what was spent until now is of no area."""
-        self._before = cpu_s()
+        self._before = self._start = cpu_s()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -68,3 +71,6 @@ class CpuRecorder:
             now = cpu_s()
             item.user_properties.append((PROPERTY, f"{max(now - self._before, 0.0):.3f}"))
             self._before = now
+            if self._start:
+                item.user_properties.append((START, f"{self._start:.3f}"))
+                self._start = 0.0

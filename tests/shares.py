@@ -8,7 +8,6 @@ time of the run.
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from xml.etree import ElementTree
 
 from benchmarks.section import rewrite
 from benchmarks.table import table
-from tests.cpu import PROPERTY
+from tests.cpu import PROPERTY, START
 
 README: Final = Path(__file__).with_name("README.md")
 REPORT: Final = Path(__file__).parents[1] / ".cache" / "tests.xml"
@@ -38,33 +37,32 @@ class Share:
 
 
 def shares(report: Path) -> dict[str, Share]:
-    """That of each area: a folder of tests/, or the files beside them."""
-    found = defaultdict[str, list[tuple[float, float]]](list)
+    """That of each area: a folder of tests/, the files beside them, or what each process does before its tests."""
+    found, start_s = defaultdict[str, list[tuple[float, float]]](list), 0.0
     for case in ElementTree.parse(report).iter("testcase"):
         parts = (case.get("classname") or "").split(".")
         area = parts[1] if len(parts) > 2 else "(files)"
         found[area].append((cpu_s_of(case), float(case.get("time") or 0)))
-    return {area: Share(len(each), sum(c for c, _ in each), sum(t for _, t in each)) for area, each in found.items()}
+        start_s += cpu_s_of(case, START)
+    areas = {area: Share(len(each), sum(c for c, _ in each), sum(t for _, t in each)) for area, each in found.items()}
+    return areas | {"(start, collect)": Share(0, start_s, 0.0)}
 
 
-def cpu_s_of(case: ElementTree.Element) -> float:
-    """Seconds of CPU of a test in a report; 0 where none were measured, as of a test that was skipped."""
-    found = case.find(f"properties/property[@name='{PROPERTY}']")
+def cpu_s_of(case: ElementTree.Element, name: str = PROPERTY) -> float:
+    """Seconds of CPU of a test in a report; 0 where none were measured."""
+    found = case.find(f"properties/property[@name='{name}']")
     return 0.0 if found is None else float(found.get("value") or 0)
 
 
-def text(found: dict[str, Share], wall_s: float, cpu_s: float, day: str) -> str:
-    """The table, the most CPU first. `wall_s` and `cpu_s` are those of the whole run."""
-    total = cpu_s or 1.0
-    tests = sum(share.cpu_s for share in found.values())
+def text(found: dict[str, Share], wall_s: float, day: str) -> str:
+    """The table, the most CPU first. `wall_s` is the time of the whole run."""
+    total = sum(share.cpu_s for share in found.values())
     rows = [
-        (area, share.tests, f"{share.cpu_s:.0f}", f"{100 * share.cpu_s / total:.0f} %", f"{share.seconds:.0f}")
+        (area, share.tests, f"{share.cpu_s:.0f}", f"{100 * share.cpu_s / (total or 1):.0f} %", f"{share.seconds:.0f}")
         for area, share in sorted(found.items(), key=lambda each: -each[1].cpu_s)
     ]
-    rows.append(("(start, collect)", 0, f"{cpu_s - tests:.0f}", f"{100 * (cpu_s - tests) / total:.0f} %", "0"))
-    lines = table(("area", "tests", "CPU, s", "share", "seconds"), rows)
-    head = f"Measured on {day}: the whole run took {wall_s / 60:.1f} minutes and {cpu_s:.0f} s of CPU."
-    return "\n".join([head, "", *lines])
+    head = f"Measured on {day}: the whole run took {wall_s / 60:.1f} minutes and {total:.0f} s of CPU."
+    return "\n".join([head, "", *table(("area", "tests", "CPU, s", "share", "seconds"), rows)])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,8 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     begun = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-n", "6", *given, "--junit-xml", str(REPORT)]
     code = subprocess.run(command, check=False).returncode
-    wall, used = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
-    said = text(shares(REPORT), wall, used.ru_utime + used.ru_stime, f"{datetime.now(UTC):%Y-%m-%d}")
+    said = text(shares(REPORT), time.monotonic() - begun, f"{datetime.now(UTC):%Y-%m-%d}")
     print(said)
     if "--write" in arguments:
         rewrite(README, "shares", said)

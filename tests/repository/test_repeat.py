@@ -67,17 +67,20 @@ def test_a_suite_that_is_repeated_exists(path: str) -> None:
 
 
 def test_shares_are_those_of_the_report(tmp_path: Path) -> None:
-    """By folder, the most CPU first, with the time of the whole run and the CPU of no area."""
+    """By folder, the most CPU first, with the time of the whole run, and what each process did before its tests."""
     report = tmp_path / "report.xml"
     cpu = '<properties><property name="cpu_s" value="7.5"/></properties>'
     report.write_text(
         f'<testsuites><testsuite><testcase classname="tests.dlq.test_a" name="x" time="30">{cpu}</testcase>'
         f'<testcase classname="tests.dlq.test_b" name="y" time="30">{cpu}</testcase>'
-        '<testcase classname="tests.test_asgi" time="20"/></testsuite></testsuites>'
+        '<testcase classname="tests.test_asgi" time="20"><properties><property name="start_cpu_s" value="15"/>'
+        "</properties></testcase></testsuite></testsuites>"
     )
     found = shares.shares(report)
-    assert found == {"dlq": shares.Share(2, 15.0, 60.0), "(files)": shares.Share(1, 0.0, 20.0)}
-    said = shares.text(found, wall_s=90, cpu_s=30, day="2026-01-31")
+    assert found == {"dlq": shares.Share(2, 15.0, 60.0), "(files)": shares.Share(1, 0.0, 20.0)} | {
+        "(start, collect)": shares.Share(0, 15.0, 0.0)
+    }
+    said = shares.text(found, wall_s=90, day="2026-01-31")
     assert "took 1.5 minutes and 30 s of CPU" in said
     assert said.index("| dlq | 2 | 15 | 50 % | 60 |") < said.index("| (files) | 1 | 0 | 0 % | 20 |")
     assert "| (start, collect) | 0 | 15 | 50 % | 0 |" in said
