@@ -30,7 +30,6 @@ from rsmq.errors import ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.message import new_message_id
 from rsmq.model.settings import Settings
-from rsmq.sql.outbox import outbox_row
 
 BROKERS: dict[str, SyncBroker] = {}
 LOCK = threading.Lock()
@@ -112,6 +111,7 @@ class RsmqBackend(BaseTaskBackend):
         """As a row of the transaction."""
         set_fields(result, enqueued_at=timezone.now())
         topic, band = topic_of(self.configuration, result.task.queue_name), band_of(result.task.priority)
+        outbox_row = import_string("rsmq.sql.outbox.outbox_row")  # tasks without an outbox need no SQLAlchemy
         row = outbox_row(self.outbox, topic, write_result(result), at=aware(result.task.run_after), band=band)
         self.outbox.add([{**row, "id": UUID(result.id)}])
 

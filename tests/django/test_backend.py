@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,14 @@ def test_rsmq_without_the_extra_does_not_import_django() -> None:
     """It costs nothing where it is not used."""
     code = "import sys, rsmq; rsmq.SyncBroker; import rsmq.cli.worker; print('django' in sys.modules)"
     assert run(dict(os.environ), "-c", code, cwd=ROOT).stdout == "False\n"
+
+
+def test_backend_is_imported_without_sqlalchemy() -> None:
+    """The extra `django` alone does not install it."""
+    code = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "import django; from django.conf import settings; settings.configure(); django.setup()\n"
+        "import rsmq.django"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
