@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import from_json, to_json
 
 SHARDS: Final = 8
+"""Fixed by decision 61: with another number, clients would be looked for in other shards."""
 
 
 class Subscription(NamedTuple):
