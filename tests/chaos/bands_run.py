@@ -3,9 +3,10 @@
 Two worker processes handle what this one publishes: first without bands, then in three. Each key has its messages in
 one band, numbered. A worker writes down what it has handled, before it is settled, and the verdict goes over all of it:
 none is lost, none is handled twice, and those of a key come in their order. With `--resize` the topic is resized twice,
-from 4 to 8 and to 24 partitions, with its bands; with `--resize --plain` it has none. With `--kills` a worker is killed
-(SIGKILL) and replaced so many times: what it had may be handled again, and still nothing overtakes. With `--cluster`
-the server is a cluster, and its slots move meanwhile.
+from 4 to 8 and to 24 partitions, with its bands; with `--resize --plain` it has none. With `--kills` a worker that has
+handled messages is killed (SIGKILL) and replaced so many times: what it had may be handled again, and still nothing
+overtakes. With `--groups` three groups get all: one is read all the time, one is paused until the first resize has
+ended, and one has no member until then. With `--cluster` the server is a cluster, and its slots move meanwhile.
 """
 
 from __future__ import annotations
@@ -40,10 +41,18 @@ from tests.cluster.cluster import Cluster
 
 TOPIC: Final = "work"
 GROUP: Final = "workers"
+PAUSED: Final = "paused"
+"""A group that is paused until the first resize has ended."""
+ABSENT: Final = "absent"
+"""A group that has no member until the first resize has ended."""
 BANDS: Final = ("urgent", "normal", "bulk")
 KEYS: Final = 300
 """Of each band."""
 CHUNK: Final = 1000
+SLOW_CHUNK: Final = 100
+"""Published at a time while a resize, or a new band, waits."""
+MOST_UNREAD: Final = 20_000
+"""The publisher waits when more messages than this are not handled: else all are published before workers read."""
 RECORD: Final = struct.Struct("<dHI")
 """When it was handled, its key, and its number among the messages of the key."""
 UNKNOWN: Final = 0xFF
@@ -57,7 +66,8 @@ console = Console(highlight=False, soft_wrap=True)
 @dataclass(slots=True)
 class BandsVerdict:
     """What became of the messages. `again`: handled again after a kill, which is allowed. `lost_leases`: how often a
-    live worker has lost one, which explains messages that came twice."""
+    live worker has lost one, which explains messages that came twice. `kills`: workers that were killed after they had
+    handled messages. `unread`: how many messages each group had not handled when each resize ended."""
 
     messages: int
     lost: int = 0
@@ -67,6 +77,8 @@ class BandsVerdict:
     unsettled: int = 0
     lost_leases: int = 0
     moved: int = 0
+    kills: int = 0
+    unread: list[dict[str, int]] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
 
     @property
@@ -76,8 +88,16 @@ class BandsVerdict:
 
     def __str__(self) -> str:
         counts = f"{self.lost} lost, {self.doubled} doubled, {self.reordered} reordered, {self.unsettled} not settled"
-        faults = f"{self.again} handled again after a kill, {self.lost_leases} leases lost, {self.moved} slots moved"
-        return f"{self.messages} messages: {counts}; {faults}"
+        faults = f"{self.kills} kills, {self.again} handled again after one, {self.lost_leases} leases lost"
+        waited = ", ".join(f"{number} of {group}" for each in self.unread for group, number in each.items())
+        seams = f"; not handled when a resize ended: {waited}" if self.unread else ""
+        return f"{self.messages} messages: {counts}; {faults}, {self.moved} slots moved{seams}"
+
+    def add(self, other: BandsVerdict) -> None:
+        """Add the verdict over another group."""
+        for name in ("messages", "lost", "doubled", "reordered", "again"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.examples += other.examples
 
 
 def judge(records: Iterator[tuple[int, int, int]], sent: array[int], killed: set[int]) -> BandsVerdict:
@@ -110,44 +130,58 @@ def settings(url: str) -> Settings:
     return Settings(url=url, partitions=4, lease_ttl=LEASE, preflight="warn")
 
 
-async def work(url: str, path: Path) -> None:
-    """A worker, until SIGTERM."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(message)s")
-    broker, file = Broker(settings(url)), os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
+def register(broker: Broker, group: str, path: Path) -> None:
+    """Let a broker handle the topic for a group, and write down what."""
+    file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
 
-    @broker.handler(TOPIC, group=GROUP, batch=200, linger=timedelta(milliseconds=5), concurrency=4)
+    @broker.handler(TOPIC, group=group, batch=200, linger=timedelta(milliseconds=5), concurrency=4)
     async def handle(payloads: list[str], messages: list[Message]) -> None:
         now = time.monotonic()
         os.write(file, b"".join(RECORD.pack(now, *map(int, each.split())) for each in payloads))
 
+
+async def work(url: str, path: Path, groups: list[str]) -> None:
+    """A worker, until SIGTERM."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(message)s")
+    broker = Broker(settings(url))
+    for group in groups:
+        register(broker, group, path.with_suffix(f".{group}"))
     async with broker:
         await broker.run()
 
 
 @dataclass(frozen=True, slots=True)
 class BandWorker:
-    """A worker process, and the file that it writes."""
+    """A worker process, and the files that it writes: one for each of its groups."""
 
     number: int
+    groups: tuple[str, ...]
     path: Path
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, number: int, url: str, folder: Path) -> BandWorker:
+    def start(cls, number: int, url: str, folder: Path, groups: tuple[str, ...]) -> BandWorker:
         """Start it."""
         path = folder / f"worker-{number}"
         command = [sys.executable, "-m", "tests.chaos.bands_run", "--work-for", url, "--file", str(path)]
         with (folder / "log").open("ab") as log:
-            return cls(number, path, subprocess.Popen(command, stdout=log, stderr=log))
+            process = subprocess.Popen([*command, "--group", *groups], stdout=log, stderr=log)
+            return cls(number, groups, path, process)
+
+    def handled(self, group: str) -> int:
+        """How many messages of a group."""
+        path = self.path.with_suffix(f".{group}")
+        return path.stat().st_size // RECORD.size if path.exists() else 0
 
     @property
-    def handled(self) -> int:
-        """How many messages."""
-        return self.path.stat().st_size // RECORD.size if self.path.exists() else 0
+    def has_handled(self) -> bool:
+        """Whether it has handled any message."""
+        return any(map(self.handled, self.groups))
 
-    def records(self) -> Iterator[tuple[float, int, int, int]]:
+    def records(self, group: str) -> Iterator[tuple[float, int, int, int]]:
         """When, the worker, the key, the number; without a last one that a kill has cut off."""
-        data = self.path.read_bytes() if self.path.exists() else b""
+        path = self.path.with_suffix(f".{group}")
+        data = path.read_bytes() if path.exists() else b""
         for at, key, number in RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]):
             yield at, self.number, key, number
 
@@ -168,8 +202,11 @@ class BandsRun:
         sizes: tuple[int, ...] = (),
         *,
         has_bands: bool = True,
+        has_groups: bool = False,
     ) -> None:
         self._has_bands = has_bands
+        self._groups = (GROUP, PAUSED, ABSENT) if has_groups else (GROUP,)
+        self._unread = list[dict[str, int]]()
         self._sizes = sizes
         self._url, self._folder = url, folder
         self._messages, self._kills = messages, kills
@@ -189,33 +226,38 @@ class BandsRun:
 
     @property
     def handled(self) -> int:
-        """How many records there are."""
-        return sum(each.handled for each in self._workers)
+        """How many records there are of the group that is read all the time."""
+        return self._handled(GROUP)
+
+    def _handled(self, group: str) -> int:
+        return sum(each.handled(group) for each in self._workers)
 
     async def run(self) -> BandsVerdict:
         """Publish all, wait until it is handled, and judge."""
         try:
             async with self._broker:
-                self._start()
-                self._start()
+                await self._make_groups()
+                self._start((GROUP, PAUSED)[: len(self._groups)])
+                self._start((GROUP, PAUSED)[: len(self._groups)])
                 await self._publish(self._messages // 6, [1])
+                while not self.handled:  # workers take a second to start
+                    await asyncio.sleep(0.01)
                 if self._has_bands:
                     await self._broker.topics.set_bands(TOPIC, BANDS)
                     while (await self._broker.topics.existing(TOPIC)).layout.waits:
-                        await self._publish(CHUNK, [1])
+                        await self._publish(SLOW_CHUNK, [1])
+                        await asyncio.sleep(0.01)
                 bands, sizes = [0, 1, 2] if self._has_bands else [1], list(self._sizes)
-                while self.published < self._messages:
-                    await self._publish(min(CHUNK, self._messages - self.published), bands)
-                    if sizes and self.published >= self._messages * (1 - len(sizes) / (len(self._sizes) + 1)):
-                        found = await self._broker.topics.resize(TOPIC, sizes[0])
-                        if found.partitions == sizes[0]:
-                            sizes.pop(0)
+                wanted = self._messages
+                while sizes or self.published < wanted:
+                    is_resizing = bool(sizes) and self.published >= wanted * (1 - len(sizes) / (len(self._sizes) + 1))
+                    await self._publish(SLOW_CHUNK if is_resizing else min(CHUNK, wanted - self.published), bands)
+                    if is_resizing:  # slower: it waits for killed members, and until all of before is handled
+                        await asyncio.sleep(0.01)
+                        await self._resize(sizes)
+                        wanted = max(self._messages, self.published + self._messages // 6)
                     if self._is_due():
                         await self._replace_one()
-                while sizes:  # each waits until all before the last one is handled
-                    await asyncio.sleep(0.1)
-                    if (await self._broker.topics.resize(TOPIC, sizes[0])).partitions == sizes[0]:
-                        sizes.pop(0)
                 while (left := await self._unsettled()) and any(each.process.poll() is None for each in self._workers):
                     await asyncio.sleep(0.2)
         finally:
@@ -223,15 +265,39 @@ class BandsRun:
                 worker.process.terminate()
             for worker in self._workers:
                 worker.process.wait()
-        found = heapq.merge(*(each.records() for each in self._workers))
-        verdict = judge(((worker, key, number) for _, worker, key, number in found), self._sent, self._killed)
-        verdict.unsettled = left
-        verdict.moved = self.moved
+        verdict = BandsVerdict(0)
+        for group in self._groups:
+            found = heapq.merge(*(each.records(group) for each in self._workers))
+            verdict.add(judge(((worker, key, number) for _, worker, key, number in found), self._sent, self._killed))
+        verdict.unsettled, verdict.unread = left, self._unread
+        verdict.moved, verdict.kills = self.moved, len(self._killed)
         verdict.lost_leases = (self._folder / "log").read_text(errors="replace").count("lost <Lane")
         return verdict
 
-    def _start(self) -> None:
-        self._workers.append(BandWorker.start(len(self._workers), self._url, self._folder))
+    async def _make_groups(self) -> None:
+        """A member of each group starts and ends: the groups are there before the first message."""
+        if len(self._groups) == 1:
+            return
+        maker = Broker(settings(self._url))
+        for group in self._groups:
+            register(maker, group, self._folder / f"maker.{group}")
+        async with maker:
+            async with maker.running():
+                pass
+            await maker.pause_group(TOPIC, PAUSED)
+
+    async def _resize(self, sizes: list[int]) -> None:
+        """Begin or repeat the next resize. When it has ended, the other groups begin to read."""
+        if (await self._broker.topics.resize(TOPIC, sizes[0])).partitions != sizes[0]:
+            return
+        sizes.pop(0)
+        self._unread.append({group: max(0, self.published - self._handled(group)) for group in self._groups})
+        if len(self._groups) > 1 and len(self._unread) == 1:
+            await self._broker.resume_group(TOPIC, PAUSED)
+            self._start((ABSENT,))
+
+    def _start(self, groups: tuple[str, ...]) -> None:
+        self._workers.append(BandWorker.start(len(self._workers), self._url, self._folder, groups))
 
     async def _publish(self, count: int, bands: list[int]) -> None:
         """So many messages to some of the bands, keys at random."""
@@ -246,17 +312,22 @@ class BandsRun:
             where = {} if bands == [1] else {"band": BANDS[band]}
             await self._broker.publish_many(TOPIC, texts, key=lambda each: each.partition(" ")[0], **where)
             self.published += len(chunk)
+            while self.published - self.handled > MOST_UNREAD:
+                await asyncio.sleep(0.01)
 
     def _is_due(self) -> bool:
         """Whether a worker is to be killed now: spread over the run."""
-        return len(self._killed) < self._kills * self.published // self._messages
+        return len(self._killed) < self._kills * min(self.published, self._messages) // self._messages
 
     async def _replace_one(self) -> None:
-        victim = self._random.choice([each for each in self._workers if each.process.poll() is None])
+        """Kill a worker that has handled messages: one that was just started has none."""
+        while not (alive := [each for each in self._workers if each.process.poll() is None and each.has_handled]):
+            await asyncio.sleep(0.01)
+        victim = self._random.choice(alive)
         victim.process.send_signal(signal.SIGKILL)
         victim.process.wait()
         self._killed.add(victim.number)
-        self._start()
+        self._start(victim.groups)
 
     async def _unsettled(self) -> int:
         """What the server has for the group."""
@@ -277,6 +348,7 @@ async def main(
     sizes: tuple[int, ...] = (),
     *,
     has_bands: bool = True,
+    has_groups: bool = False,
     on_cluster: bool = False,
 ) -> BandsVerdict:
     """One run on a server, or a cluster, of its own, with a bar."""
@@ -285,7 +357,7 @@ async def main(
         folder.mkdir(parents=True, exist_ok=True)
         cluster = stack.enter_context(Cluster()) if on_cluster else None
         server = cluster or stack.enter_context(ThrowawayServer())
-        run = BandsRun(server.url, folder, messages, kills, seed, sizes, has_bands=has_bands)
+        run = BandsRun(server.url, folder, messages, kills, seed, sizes, has_bands=has_bands, has_groups=has_groups)
         progress = stack.enter_context(Progress(console=console, transient=True))
         bar = progress.add_task("handled", total=messages)
 
@@ -320,17 +392,19 @@ def command() -> int:
     parser.add_argument("--kills", type=int, default=0, help="workers that are killed and replaced")
     parser.add_argument("--resize", action="store_true", help="resize the topic, with its bands")
     parser.add_argument("--plain", action="store_true", help="with --resize: a topic without bands")
+    parser.add_argument("--groups", action="store_true", help="three groups: one is paused first, one has no member")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the records and the log of the workers")
     parser.add_argument("--work-for", help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--group", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--cluster", action="store_true", help="a cluster of six nodes, whose slots move")
     chosen: Any = parser.parse_args()
     if chosen.work_for:
-        asyncio.run(work(chosen.work_for, chosen.file))
+        asyncio.run(work(chosen.work_for, chosen.file, chosen.group))
         return 0
     sizes, has_bands = SIZES if chosen.resize else (), not (chosen.resize and chosen.plain)
-    how = {"has_bands": has_bands, "on_cluster": chosen.cluster}
+    how = {"has_bands": has_bands, "has_groups": chosen.groups, "on_cluster": chosen.cluster}
     verdict = asyncio.run(main(chosen.messages, chosen.kills, chosen.seed, chosen.keep, sizes, **how))
     for example in verdict.examples[:10]:
         console.print(f"  {example}")
