@@ -45,10 +45,17 @@ class GroupMembership:
     confirmed: Future[None] = field(default_factory=Future)
     written: str = ""
     """What the server was told last."""
+    joined_as: str = ""
+    """What the server was told first."""
 
     def tell(self, **about: object) -> None:
         """Say something else about this member, from the next heartbeat on."""
         self.info = json.dumps({**json.loads(self.info), **about})
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the server was told something else since this member joined: a failover may bring the first back."""
+        return self.written != self.joined_as
 
 
 class Registration:
@@ -84,26 +91,34 @@ class Registration:
     # -- in the thread --------------------------------------------------------------------------------------------
 
     def renewals(self, memberships: Sequence[GroupMembership]) -> list[tuple[Any, ...]]:
-        """Two commands for each: renew the heartbeat key, and ask whether the set of members still has this one."""
+        """Two commands for each: renew the heartbeat key, and ask whether the set of members still has this one. A
+        third one reads what it says, if that has changed."""
         commands: list[tuple[Any, ...]] = []
         for each in memberships:
             commands.append(("PEXPIRE", self._alive(each), self._ttl))
             commands.append(("SISMEMBER", self._keys.members(each.topic, each.group), self._member))
+            if each.has_changed:
+                commands.append(("GET", self._alive(each)))
         return commands
 
     def confirm(self, client: BlockingClient, memberships: Sequence[GroupMembership], replies: Sequence[Any]) -> None:
-        """Write again what the replies to `renewals` show to be missing.
+        """Write again what the replies to `renewals` show to be missing, and what a failover may have set back.
 
         Nothing else is written: PEXPIRE also works when the server is out of memory. A reply may be an error: on a
         cluster the nodes of some groups answer, and those of others do not.
         """
-        for each, *is_there in zip(memberships, replies[0::2], replies[1::2], strict=True):
+        left = iter(replies)
+        for each in memberships:
+            is_there = [next(left), next(left)]
+            if each.has_changed:
+                is_there.append(next(left))
             if any(isinstance(one, Exception) for one in is_there):
                 each.works_since = None
                 continue
             if each.works_since is None:
                 each.works_since = awake()
-            if not all(is_there) or each.written != each.info:
+            is_lost = not all(is_there) or is_there[2:] not in ([], [each.written.encode()])
+            if is_lost or each.written != each.info:
                 self.write(client, each)
             with suppress(InvalidStateError):  # the waiting task was cancelled
                 each.confirmed.set_result(None)
@@ -129,7 +144,7 @@ class Registration:
                 is_new = membership.written in ("", info)  # or the server has lost it
                 news = news_of(JOINED if is_new else CHANGED, [self._member])
                 client.execute_command("PUBLISH", self._keys.changes(membership.topic, membership.group), news)
-                membership.written = info
+                membership.written, membership.joined_as = info, membership.joined_as or info
 
     def write_vitals(
         self, client: BlockingClient, memberships: Sequence[GroupMembership], own: Mapping[str, float]

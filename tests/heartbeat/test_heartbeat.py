@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -100,6 +101,23 @@ async def test_killed_subscription_of_a_live_member_is_renewed_within_the_grace(
         seen.add(one.membership.absent)
     assert seen == {frozenset()}
     assert two.membership.live == ("one", "two")
+
+
+async def test_what_a_member_has_said_is_written_again_after_a_failover(
+    pair: tuple[Member, Member], client: Client
+) -> None:
+    """The new master may have what it said before: who resizes a topic would wait for this member for ever."""
+    one, key = pair[0], pair[0].keys.alive(TOPIC, GROUP, "one")
+    before = await client.execute_command("GET", key)
+
+    async def is_said() -> bool:
+        return json.loads(await client.execute_command("GET", key)).get("layout") == 7
+
+    one.heartbeat.tell(TOPIC, GROUP, layout=7)
+    await until(is_said, "it is written")
+    await client.execute_command("SET", key, before, "KEEPTTL")
+    await client.execute_command("CLIENT", "KILL", "TYPE", "NORMAL")
+    await until(is_said, "it is written again")
 
 
 async def test_lease_taken_by_another_is_lost_at_the_next_heartbeat(pair: tuple[Member, Member]) -> None:
