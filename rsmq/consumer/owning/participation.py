@@ -158,6 +158,9 @@ class Participation:
         view = self._membership
         about = (self._context.topic.name, handler.group, info)
         await self._heartbeat.join(*about, view.refresh, self._vitals, self._on_question, view.hear)
+        known = self._context.topic.layout.known_as
+        if any(info.get(name) != value for name, value in known.items()):
+            self._heartbeat.tell(self._context.topic.name, handler.group, **known)  # it was changed meanwhile
 
     async def _refuse_mixed_ordering(self) -> None:
         """Again, now that the others see this member: one of two that start together must give way."""
