@@ -13,8 +13,10 @@ import anyio.lowlevel
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy
+from rsmq import Broker, ConfigError, Message, Rate, Reject, RetryPolicy
 from rsmq.control import Cancelled
+from rsmq.heartbeat.heartbeat import Heartbeat
+from rsmq.redis.layouts import change_layout
 from rsmq.redis.streams import reset_group
 from tests.contract.witness import ask, dies
 from tests.patience import until
@@ -406,6 +408,46 @@ async def test_ticks_of_a_schedule_go_over_a_resize(make_broker: Make) -> None:
     assert sorted(set(seen)) == sorted(seen)
     steps = {later - earlier for earlier, later in itertools.pairwise(sorted(seen))}
     assert steps == {timedelta(milliseconds=100)}
+
+
+async def test_the_rate_of_a_key_goes_over_a_resize(make_broker: Make) -> None:
+    """It counts what has started in the partition before."""
+    broker, started = make_broker(partitions=1), list[float]()
+
+    @broker.handler("orders", group="g", rate=Rate(1, timedelta(seconds=1), by="key"))
+    async def handle(_: int) -> None:
+        started.append(anyio.current_time())
+
+    async with broker, broker.running():
+        for number, partitions in enumerate((2, 4, 8)):
+            await broker.publish("orders", number, key="a")
+            await until(lambda number=number: len(started) > number, "it has started")  # type: ignore[misc]
+            await resized(broker, "orders", partitions)
+        assert all(later - earlier > 0.99 for earlier, later in itertools.pairwise(started))
+
+
+async def test_a_member_that_joins_while_its_topic_grows_knows_the_new_partitions(
+    make_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says when it joins was written before: the resize would wait for it for ever."""
+    broker, join, added = make_broker(partitions=1), Heartbeat.join, list[bool]()
+    broker.handler("orders", group="g")(Ledger().handle)
+
+    async def join_late(self: Heartbeat, *args: Any, **options: Any) -> None:
+        if not added:
+            topic = await broker.topics.existing("orders")
+            wanted = topic.layout.with_partitions(2)
+            added.append(await change_layout(broker.client, broker.keys, "orders", topic.layout, wanted))
+            assert broker.worker is not None
+            await broker.worker.consumers[0].follow()
+        await join(self, *args, **options)
+
+    async with broker:
+        await broker.topics.ensure("orders")
+        monkeypatch.setattr(Heartbeat, "join", join_late)
+        async with broker.running():
+            await resized(broker, "orders", 2)
+    assert added == [True]
 
 
 async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: Make) -> None:

@@ -13,7 +13,7 @@ from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.following import SeamQuestion, follow, let_keys_go
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.consumer.waiting.limits import key_rate_of
+from rsmq.consumer.waiting.limits import KeyRate, key_rate_of
 from rsmq.consumer.waiting.outgoing import MemberInFlight
 from rsmq.errors import BrokerError
 from rsmq.heartbeat.heartbeat import Heartbeat
@@ -42,7 +42,7 @@ class LaneLifecycle:
         leases: Leases,
         heartbeat: Heartbeat,
     ) -> None:
-        self._client, self._member = context.client, context.member
+        self._client, self._keys, self._member = context.client, context.keys, context.member
         self._lanes, self._stats = context.lanes, context.stats
         self._runner = runner
         self._queue = runner.queue
@@ -86,14 +86,30 @@ class LaneLifecycle:
     async def restore_rate(self, lane: Lane) -> None:
         """Before `open`: take over when the last owner has started messages of the lane's keys, if they have a rate."""
         limit = key_rate_of(self._queue.message_rate)
-        if limit is None:
-            return
+        if limit is not None:
+            await self._restore_from(lane.lease_key, lane, limit)
+
+    async def _restore_from(self, lease_key: str, lane: Lane, limit: KeyRate) -> None:
+        """Take over what the owner of a partition has left in its lease."""
         try:
-            found = await self._client.execute_command("HGET", lane.lease_key, "starts")
+            found = await self._client.execute_command("HGET", lease_key, "starts")
             if found:
                 limit.unpack(lane, found)
         except BrokerError as error:
             log.warning("the rate of the keys in %s.%d begins anew: %s", lane.topic, lane.partition, error)
+
+    async def follow_rate(self, lane: Lane) -> None:
+        """Before a lane is read that follows others: take over when messages of its keys have started there."""
+        limit = key_rate_of(self._queue.message_rate)
+        if limit is None:
+            return
+        for number in reversed(lane.parents):
+            before = self._lanes.get(number)
+            if before is not None:
+                limit.follow(lane, before)
+            else:
+                await self._restore_from(self._keys.lease(lane.topic, number, lane.group), lane, limit)
+        await self._restore_from(lane.lease_key, lane, limit)
 
     async def leave_rate(self, lane: Lane) -> None:
         """Before the lease of a drained lane is given back: leave to the next owner when messages have started."""

@@ -126,6 +126,8 @@ class Rebalancer:
         for lane in sorted(following, key=lambda each: len(each.parents)):
             if finished[lane.parents]:
                 log.debug("%r follows: the partitions before it are finished", lane)
+                if lane.is_blocked:
+                    await self._lifecycle.follow_rate(lane)
                 self._lifecycle.follow(lane)
             else:
                 has_more = await self._go_on(lane) or has_more
@@ -144,6 +146,7 @@ class Rebalancer:
         with anyio.move_on_after(self._settings.presence_interval.total_seconds()) as patience:
             for each in question.before:
                 await self._fetchers.exclude(each.partition)  # what was read before the question is here now
+        await self._lifecycle.follow_rate(lane)
         if patience.cancelled_caught or not question.answer():
             return False
         log.debug("%r goes on behind the partitions before it", lane)

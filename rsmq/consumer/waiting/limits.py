@@ -214,6 +214,10 @@ class KeyRate:
         }
         return json.dumps(starts) if starts else ""
 
+    def follow(self, lane: Lane, before: Lane) -> None:
+        """Take over the starts in a partition that a lane follows."""
+        self._windows(lane).restore(self._windows(before).open_ones(monotonic()))
+
     def unpack(self, lane: Lane, text: bytes) -> None:
         """Take over what the last owner has packed."""
         now, ahead = monotonic(), self._clock.now_ms()
