@@ -21,6 +21,7 @@ from tests.simulation.plan import (
     OUTPUT_COMMANDS,
     QUIET_COMMANDS,
     RATE_COMMANDS,
+    RESIZE_COMMANDS,
     TAKING,
     TOPIC,
     Fault,
@@ -252,6 +253,10 @@ class Fates:
         return choices.among(available, f"{name} victim") if available and choices.allows(name) else None
 
     def _commands_of(self, victim: Member) -> tuple[str, ...]:
+        usual = self._usual_commands_of(victim)
+        return (*RESIZE_COMMANDS, *usual) if self._run.plan.growth and not victim.device else usual
+
+    def _usual_commands_of(self, victim: Member) -> tuple[str, ...]:
         if victim.device:
             return DEVICE_COMMANDS
         if self._run.plan.has_outputs or self._run.plan.has_hook or self._run.plan.has_fallback:
@@ -380,6 +385,14 @@ class Fates:
 
         run.world.after(choices.between(0, 1, f"{name} later") ** 2, take_over)
 
+    def _wipe(self, _: str, __: Member) -> None:
+        """FLUSHALL: the server has nothing any more."""
+        self._excuse_all("the server lost everything")
+        self._run.world.note("the server loses everything")
+        self._run.network.ask("FLUSHALL")
+        self._run.was_wiped = True
+        self._run.forget(0.0)
+
     def _flush(self, _: str, __: Member) -> None:
         """The scripts of the server are removed."""
         self._run.world.note("the server forgets its scripts")
@@ -444,10 +457,14 @@ class Fates:
         run.was_reset = True
         run.digests.forget()
         run.moves.forget()
-        for partition in run.numbers:
-            at = (TOPIC, partition, GROUP)
-            parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
-            names = (keys.stream(TOPIC, partition), *[part(*at) for part in parts])
+        parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled, keys.waits, keys.calls)
+        every = [
+            [keys.stream(TOPIC, partition), *[part(TOPIC, partition, GROUP) for part in parts]]
+            for partition in run.numbers
+        ]
+        if run.plan.growth and run.layout.is_resized:
+            every = [[name for names in every for name in names]]
+        for names in every:
             run.network.inflict("EVAL", RESET_GROUP.source, len(names), *names, GROUP, "0")
         run.network.inflict("HDEL", keys.group(TOPIC, GROUP), "distribution")
         run.network.inflict("PUBLISH", keys.changes(TOPIC, GROUP), "")

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from tests.simulation.plan import Plan
 from tests.simulation.world import Choices
@@ -59,13 +59,13 @@ class Exhibit:
     edits: Sequence[Edit]
     needs: Callable[[Plan], bool] = lambda _: True
     """Only seeds with such a plan can show it; the others are not played."""
-    is_encoded: bool = False
-    """Whether it is shown where messages are encoded, with `--encoded`. `make simulation` plays such seeds."""
+    option: Literal["", "--encoded", "--resized"] = ""
+    """Where messages are encoded, or the topic grows. `make simulation` plays such seeds."""
 
     @property
     def plan(self) -> Plan:
         """What its seeds vary."""
-        return Plan(encodes=float(self.is_encoded))
+        return Plan(encodes=float(self.option == "--encoded"), resizes=float(self.option == "--resized"))
 
 
 def unfenced(script: str, needs: Callable[[Plan], bool] = lambda _: True) -> Exhibit:
@@ -83,7 +83,14 @@ def bug(
 
 def encoded(name: str, what: str, kind: str, *edits: Edit) -> Exhibit:
     """A bug that shows where messages are `sealed`, or their bodies `stored`."""
-    return Exhibit(name, what, edits, lambda plan: plan.encoded == kind, is_encoded=True)
+    return Exhibit(name, what, edits, lambda plan: plan.encoded == kind, "--encoded")
+
+
+def resized(
+    name: str, what: str, path: str, old: str, new: str = "", needs: Callable[[Plan], bool] = lambda _: True
+) -> Exhibit:
+    """A bug that shows where the topic grows."""
+    return Exhibit(name, what, [Edit(f"rsmq/{path}", old, new)], needs, "--resized")
 
 
 def aims_at(*aims: str) -> Callable[[Plan], bool]:
@@ -838,6 +845,105 @@ EXHIBITS: Final = (
         "                self._stop_consumers(grace)\n            for member",
         "                self.stop(grace)\n            for member",
     ),
+    resized(
+        "what is pending before a resize counts as finished",
+        "a new partition is read while messages of the one before it run",
+        "redis/lua/consumer/are_finished.lua",
+        "group.pending == 0 and not (",
+        "not (",
+        lambda plan: plan.ordering != "none",
+    ),
+    resized(
+        "what is unread before a resize counts as finished",
+        "a new partition is read before messages of the one before it",
+        "redis/lua/consumer/are_finished.lua",
+        " and not (last and order(last) > order(group['last-delivered-id']))",
+        "",
+        lambda plan: plan.ordering != "none",
+    ),
+    resized(
+        "only the partition before is asked",
+        "after two resizes the first one counts as finished",
+        "model/layout.py",
+        "            found.append(number)\n            block = parent\n",
+        "            found.append(number)\n            block = None\n",
+        lambda plan: plan.ordering != "none" and len(plan.growth) > 1,
+    ),
+    resized(
+        "a layout that the server has lost is not written again",
+        "members and publishers know other partitions",
+        "model/layout.py",
+        "return known if known.version > self.version else self",
+        "return self",
+    ),
+    resized(
+        "a seal that the server has lost is not set again",
+        "a publisher stores behind what was published to the partitions that follow",
+        "redis/lua/consumer/are_finished.lua",
+        "for _, key in ipairs(unsealed) do redis.call('XSETID', key, largest) end\n",
+        "",
+    ),
+    resized(
+        "a publisher that is refused moves only what was refused",
+        "what waits behind it is lost",
+        "producer/send_queue.py",
+        "for each in (batch, *self._queues.pop(batch.stream, ())):",
+        "for each in (batch,):",
+    ),
+    resized(
+        "what is moved is put behind later messages",
+        "messages of a key change their order",
+        "producer/send_queue.py",
+        "queue.insert(sum(1 for _ in takewhile(lambda other: other.is_moved, queue)), moved)",
+        "queue.append(moved)",
+        lambda plan: plan.ordering != "none",
+    ),
+    resized(
+        "the partitions before are not asked for a unique name",
+        "two messages of a name are alive",
+        "producer/batch.py",
+        "self.ancestry = (*reversed(topic.layout.ancestors_of(partition)), partition)",
+        "self.ancestry = (partition,)",
+        lambda plan: plan.uniques > 0,
+    ),
+    resized(
+        "outputs do not follow a resize of their topic",
+        "a message with an output is never settled",
+        "producer/output.py",
+        "if self.own is not None or not target.layout.is_sealed(self.partition):",
+        "if True:",
+        lambda plan: plan.has_outputs,
+    ),
+    resized(
+        "delayed messages do not follow a resize",
+        "they are never due",
+        "worker/delayed_poller.py",
+        "if isinstance(reply, PartitionSealed) and await self._follow(*partition):",
+        "if False:",
+        lambda plan: plan.delayed > 0,
+    ),
+    resized(
+        "a member does not say again what a failover has lost",
+        "a resize waits for it for ever",
+        "heartbeat/registration.py",
+        "is_there[2:] not in ([], [each.written.encode()])",
+        "False",
+    ),
+    resized(
+        "a member that joins while its topic changes says what it knew before",
+        "a resize waits for it for ever",
+        "consumer/owning/participation.py",
+        "if any(info.get(name) != value for name, value in known.items()):",
+        "if False:",
+    ),
+    resized(
+        "a rate by key begins anew after a resize",
+        "a key starts more messages than its rate allows",
+        "consumer/owning/rebalancer.py",
+        "                await self._lifecycle.follow_rate(lane)\n",
+        "",
+        lambda plan: plan.rate[0] > 0,
+    ),
 )
 
 
@@ -874,7 +980,7 @@ class Found:
     @property
     def shown_seed(self) -> str:
         """With the option that its plan needs."""
-        return f"{self.seed} `--encoded`" if self.exhibit.is_encoded else str(self.seed)
+        return f"{self.seed} `{self.exhibit.option}`" if self.exhibit.option else str(self.seed)
 
     @property
     def row(self) -> str:
@@ -906,7 +1012,7 @@ def find(exhibit: Exhibit, seconds: float) -> Found:
 def play(folder: Path, seeds: Sequence[int], exhibit: Exhibit) -> str:
     """What the command prints about some seeds, up to the first that fails."""
     command = [sys.executable, "-m", "tests.simulation", "--until-failure", "--seed", *map(str, seeds)]
-    command += ["--encoded"] if exhibit.is_encoded else []
+    command += [exhibit.option] if exhibit.option else []
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
@@ -914,7 +1020,7 @@ def play(folder: Path, seeds: Sequence[int], exhibit: Exhibit) -> str:
 def write(found: Found) -> None:
     """Put it into the table of README.md, and its seed into the list that the tests play; the rest stays."""
     seeds = dict(line.split(" ", 1)[::-1] for line in SEEDS.read_text().splitlines())
-    if found.seed is not None and not found.exhibit.is_encoded:
+    if found.seed is not None and not found.exhibit.option:
         seeds[found.exhibit.name] = str(found.seed)
     kept = [f"{seeds[each.name]} {each.name}\n" for each in EXHIBITS if each.name in seeds]
     SEEDS.write_text("".join(kept))

@@ -13,7 +13,7 @@ TOPIC: Final = "orders"
 GROUP: Final = "billing"
 Fault = Literal[
     "kill", "freeze", "nap", "cut", "stop", "cancel", "late", "hold", "drop", "usurp", "restart", "flush", "step",
-    "unlease", "reset", "failover", "unconsume",
+    "unlease", "reset", "failover", "unconsume", "wipe",
 ]  # fmt: skip
 FAULTS: tuple[Fault, ...] = (
     "kill", "kill", "freeze", "freeze", "nap", "cut", "cut", "stop", "stop", "cancel", "late", "late",
@@ -41,6 +41,7 @@ HOT_COMMANDS: tuple[str, ...] = (
 )  # fmt: skip
 DIGEST_COMMANDS: tuple[str, ...] = ("start_call", "start_call", "start_call", "put_aside", "keep_waits", *COMMANDS)
 QUIET_COMMANDS: tuple[str, ...] = ("keep_waits", "keep_waits", "keep_waits", "put_aside", "read_again", *COMMANDS)
+RESIZE_COMMANDS: tuple[str, ...] = ("are_finished", "are_finished", "resize_topic", "resize_topic", "change_layout")
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
@@ -98,7 +99,12 @@ class Plan:
     `large`: the share of seeds in which the group has more members than `watchers`.
     `encodes`: the share of seeds in which messages are `encoded`: compressed and encrypted with one of two keys, and of
     half of them the bodies lie in a store, which is slow, goes away, and is swept. Letters are encrypted.
+    `resizes`: the share of seeds in which the topic grows, by each factor of `growth` in turn, from so many seconds on.
     """
+
+    resizes: float = 0.0
+    growth: tuple[int, ...] = ()
+    grows_after: float = 0.0
 
     batched: float = 0.25
     in_batch: bool = False
@@ -201,6 +207,8 @@ class Plan:
 
     def varied(self, choices: Choices) -> Plan:
         """The same with what depends on the seed."""
+        if choices.unit("resized") < self.resizes:
+            return replace(self, resizes=0.0, aims=0.0).varied(choices)._grown(choices)
         if choices.unit("aim") < self.aims:
             return self._aimed(choices)
         ordering, distribution, batch = choices.among(STYLES, "style")
@@ -299,6 +307,16 @@ class Plan:
             return self
         after = choices.among([0.0, 0.0, self.seconds / 4, self.seconds / 2], "when bands are added")
         return replace(self, bands=BANDS, bands_after=after)
+
+    def _grown(self, choices: Choices) -> Plan:
+        """The topic grows, and the server may lose everything."""
+        return replace(
+            self,
+            growth=choices.among([(2,), (3,), (2, 2), (2, 3)], "growth"),
+            grows_after=choices.between(0.5, self.seconds / 2, "grows after"),
+            partitions=choices.among([1, 2, 3], "partitions that grow"),
+            faults=(*self.faults, "wipe", "failover") if self.faults == FAULTS else self.faults,
+        )
 
     def _hot(self, choices: Choices) -> Plan:
         """Most messages are of one key, and more than memory has room for: a fifth of all seeds."""

@@ -13,9 +13,10 @@ MARGIN: Final = 0.001
 
 
 class Rates:
-    """The last starts of each key, and the owners of each partition.
+    """The last starts of each key, in which partition, and the owners of each partition.
 
     An owner that a fault has struck may have lost the times: of it, and of those before it. Then a key begins anew.
+    After a resize that counts for the owners of both partitions.
     """
 
     def __init__(self, run: Run) -> None:
@@ -54,11 +55,14 @@ class Rates:
         self.owns(partition, member, epoch)
         now, starts, owners = self._run.world.now, self._starts[key], self._owners[partition]
         since = len(owners)
-        if starts and starts[-1][2] != since:
-            between = {owner for owner, _ in owners[starts[-1][2] - 1 :]}
+        if starts and starts[-1][1:] != (partition, since):
+            _, last, before = starts[-1]
+            between = {
+                owner for owner, _ in [*self._owners[last][before - 1 :], *(owners if last != partition else ())]
+            }
             if between & self._run.fates.excused.keys():
                 starts.clear()
-        starts.append((now, member, since))
+        starts.append((now, partition, since))
         if len(starts) > limit:
             first = starts.popleft()[0]
             if now - first < per - MARGIN:

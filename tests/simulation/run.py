@@ -9,8 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 from zlib import crc32
 
 import anyio
@@ -19,7 +18,7 @@ from tenacity import wait_fixed
 from rsmq import Broker, Hold, Message, MessageRef, Rate, Reject, Retry, RetryPolicy, Settings
 from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.heartbeat.lease import Lease
-from rsmq.model.layout import read_layout
+from rsmq.model.layout import Layout, read_layout
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
 from tests.simulation.batches import Batches
@@ -37,10 +36,9 @@ from tests.simulation.plan import GROUP, TOPIC, Plan
 from tests.simulation.process import Process
 from tests.simulation.quiet import Quiet
 from tests.simulation.rates import Rates
+from tests.simulation.resizes import OUTPUTS, Resizes
 from tests.simulation.uniques import Uniques
 from tests.simulation.world import EPOCH, World
-
-OUTPUTS: Final = "invoices"
 
 
 @dataclass
@@ -97,6 +95,7 @@ class Run:
         self.batches = Batches(self)
         self.notes = Notes(self)
         self.encoded = Encoded(self)
+        self.resizes = Resizes(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
         self._stored, self._unknown, self._poison = dict[Name, float](), set[Name](), set[Name]()
@@ -106,7 +105,7 @@ class Run:
         self._settings_by_lease = dict[float, Settings]()
         self._is_published = False
         self._asked_at = 0.0
-        self.was_reset = self.has_lost_writes = False
+        self.was_reset = self.has_lost_writes = self.was_wiped = False
         self.unsure_until = 0.0
         """Leases have ended early (the server's clock, a reset, a failover): until the owners have found out."""
         network.after_command, network.fences.violate = self._check_leases, self.violate
@@ -124,6 +123,7 @@ class Run:
         if self.plan.bands_after:
             operator = Process(self.world, self.network, "o")
             operator.start(self._add_bands())
+        self.resizes.start()
         self.fates.plan()
         self.world.run(self.plan.seconds + self.plan.work + self.plan.limited + self.plan.patience, self._is_over)
         for process in (*(member.process for member in self.members), publisher):
@@ -149,7 +149,7 @@ class Run:
             *self._wrong_outputs(poison),
             *self.cancels.wrong(self._events, self.fates.excused, [name for name, _ in dead]),
             *self.expiries.wrong(self._events, [name for name, _ in dead], self.cancels.done),
-            *self.burials.wrong([name for name, _ in letters], Counter(map(itemgetter(0), self._outputs(BURIED)))),
+            *self.burials.wrong([name for name, _ in letters], Counter(self._outputs(BURIED))),
             *self.handed_on.wrong(letters),
             *self.batches.wrong(letters),
             *self.notes.wrong({name for name, _ in letters}),
@@ -165,7 +165,10 @@ class Run:
         return {(each.key, each.n) for each in self._events if each.what == "commit" and each.pid in slept} & self._lost
 
     def _skipped_ticks(self) -> list[str]:
-        """A schedule leaves out no tick, unless no worker served it for two leases."""
+        """A schedule leaves out no tick, unless no worker served it for two leases, or the server has lost which tick
+        was the last one."""
+        if self.was_wiped:
+            return []
         longest, ticks = 2 * min(self.plan.leases), self._ticks
         return [
             f"ticks between {before} and {after} left out"
@@ -197,9 +200,17 @@ class Run:
     @property
     def numbers(self) -> Sequence[int]:
         """The partitions of the topic now."""
-        key = self.members[0].broker.keys.topic(TOPIC)
-        layout = self.network.ask("HGET", key, "layout") if self.plan.bands else None
-        return read_layout(TOPIC, b"%d" % self.plan.partitions, layout).numbers
+        return self.layout.numbers
+
+    @property
+    def layout(self) -> Layout:
+        """That of the topic now."""
+        return self._layout_of(TOPIC)
+
+    def _layout_of(self, topic: str) -> Layout:
+        may_have_one = self.plan.bands or self.plan.growth
+        layout = self.network.ask("HGET", self.members[0].broker.keys.topic(topic), "layout") if may_have_one else None
+        return read_layout(topic, b"%d" % self.plan.partitions, layout)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -238,14 +249,14 @@ class Run:
         """The outputs of each settled message are stored exactly once, those of others never, per key in order."""
         if not self.plan.has_outputs or self.was_reset:  # after a reset all is handled, and published, again
             return []
-        found, stored, last = [], Counter[Name](), dict[tuple[int, str], int]()
+        found, stored, last = [], Counter[Name](), dict[str, int]()
         # a message whose settlement was lost comes again, after those whose settlement was not
         is_ordered = self.plan.ordering != "none" and not self.has_lost_writes
-        for (key, n), partition in self._outputs(OUTPUTS):
+        for key, n in self._outputs(OUTPUTS):
             stored[key, n] += 1
-            if is_ordered and n < last.get((partition, key), -1):
+            if is_ordered and n < last.get(key, -1):
                 found.append(f"the output of {key}/{n} comes after that of a later message")
-            last[partition, key] = n
+            last[key] = n
         handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
         for name in sorted(self._stored.keys() | self._unknown | stored.keys()):
             least, most = int(name in self._stored and name not in poison), int(name not in poison)
@@ -257,13 +268,13 @@ class Run:
                 found.append(f"{stored[name]} outputs of {name[0]}/{name[1]}, not {most}")
         return found
 
-    def _outputs(self, topic: str) -> Iterator[tuple[Name, int]]:
-        """The outputs in a topic, in order, and their partitions."""
-        for partition in self.numbers:
+    def _outputs(self, topic: str) -> Iterator[Name]:
+        """The outputs in a topic, those of a key in their order."""
+        for partition in self._layout_of(topic).numbers:
             stream = self.members[0].broker.keys.stream(topic, partition)
             for _, fields in self.network.ask("XRANGE", stream, "-", "+"):
                 order = self.encoded.order(dict(zip(fields[::2], fields[1::2], strict=True)))
-                yield (order["key"], order["n"]), partition
+                yield order["key"], order["n"]
 
     @property
     def summary(self) -> str:
@@ -271,6 +282,7 @@ class Run:
         handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
         counts = f"{len(self._stored)} published, {len(handled)} handled, {len(self.cancels.done)} cancelled"
         counts += f", {self.moves.done} moved" if self.plan.moves else ""
+        counts += f", {self.resizes.done} of {len(self.plan.growth)} resizes" if self.plan.growth else ""
         counts += f", {self.plan.encoded}" if self.plan.encoded else ""
         return f"{counts}, {len(self.expiries.ended)} expired" if self.plan.expires else counts
 
@@ -589,7 +601,8 @@ class Run:
         return self.members[0].broker.keys.lease(TOPIC, partition, GROUP)
 
     def _is_over(self) -> bool:
-        if not self._is_published or self.world.now < max(self.plan.seconds, self._asked_at):
+        is_done = self._is_published and self.resizes.is_over
+        if not is_done or self.world.now < max(self.plan.seconds, self._asked_at):
             return False
         self._asked_at = self.world.now + 0.25
         return not self._holds()
@@ -607,7 +620,7 @@ class Run:
 
     def _holds(self) -> list[str]:
         """What the server still holds for the group."""
-        found, ask = [], self.network.ask
+        found, ask = self.resizes.holds(), self.network.ask
         keys = self.members[0].broker.keys
         for partition in self.numbers:
             stream = keys.stream(TOPIC, partition)
