@@ -396,18 +396,21 @@ class Topics:
         topic = await self.existing(name)
         if topic.layout.following is None:
             return ""
-        groups = await prepare_groups(self._client, self._keys, topic)
+        try:
+            return await self._go_on(topic)
+        except SlotMoving:
+            return "a slot that is moving to another node"
+
+    async def _go_on(self, topic: Topic) -> str:
+        name, groups = topic.name, await prepare_groups(self._client, self._keys, topic)
         if not topic.layout.is_opening and (waits_for := await self._waits_for(topic, groups)):
             return waits_for
         groups = await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
         if name in self._with_batches:
             await carry_batch_marks(self._client, self._keys, topic, groups)
         if self._client.is_cluster:
-            try:
-                await make_streams(self._client, self._keys, topic)
-                waits_for = await seal_by_slot(self._client, self._keys, topic)
-            except SlotMoving:
-                waits_for = "a slot that is moving to another node"
+            await make_streams(self._client, self._keys, topic)
+            waits_for = await seal_by_slot(self._client, self._keys, topic)
         else:
             waits_for = await seal(self._client, self._keys, topic)
         changed = await self.find(name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rsmq import Broker, ConfigError
-from rsmq.errors import BrokerUnavailable, PartitionSealed
+from rsmq.errors import BrokerUnavailable, PartitionSealed, SlotMoving
 from rsmq.redis import layouts
 from rsmq.redis.topics import set_lost_seals
 from rsmq.redis.wire.slots import slot_of
@@ -92,6 +92,28 @@ async def test_a_resize_that_dies_while_partitions_are_sealed_is_finished(
                 await broker.publish("orders", 20 + number, key=f"k{number}")
             await until(lambda: len(seen) == 30 - len(errors), "all is handled")
     assert (await layout_of(make_broker())).is_resized
+
+
+async def test_a_resize_waits_for_a_slot_that_is_moving(make_broker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the group, too, whose members are asked before the first partition is sealed."""
+    broker = make_broker(partitions=2)
+    broker.handler("orders", group="g")(is_called)
+
+    async def moves(_client: Any, _keys: Any) -> Any:
+        raise SlotMoving("Multiple keys request during rehashing of slot")
+
+    async with broker:
+        async with broker.running():
+            pass
+        monkeypatch.setattr(layouts, "MEASURE_MEMBERS", moves)
+        assert (await broker.topics.resize("orders", 4)).layout.following is not None
+        assert await broker.topics.go_on_with_resize("orders") == "a slot that is moving to another node"
+        monkeypatch.undo()
+        assert await broker.topics.go_on_with_resize("orders") == ""
+
+
+async def is_called(number: int) -> None:
+    """A handler."""
 
 
 async def layout_of(broker: Broker) -> Any:
