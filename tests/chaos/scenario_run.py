@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -81,6 +81,16 @@ class ScenarioRun:
     def use_bands(self, bands: Sequence[str]) -> None:
         """The topic has these bands now: publish to all of them."""
         self._bands = bands
+        self._topic = None
+
+    async def resize(self, factor: int) -> None:
+        """Let the topic grow to so many times its partitions, and wait until it has them; the server may be away."""
+        wanted = factor * (await self._found_topic()).partitions
+        while True:
+            with suppress(BrokerError):
+                if (await self.broker.topics.resize(TOPIC, wanted)).partitions == wanted:
+                    break
+            await anyio.sleep(0.02)
         self._topic = None
 
     # -- publishing -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.patience import until
-from tests.sentinel.sentinels import Border, Sentinels
+from tests.sentinel.sentinels import NAME, Border, Sentinels
 from tests.servers import Server, wait_until
 
 pytestmark = pytest.mark.chaos
@@ -93,6 +93,77 @@ async def test_a_cut_off_master_is_left(bordered: tuple[Sentinels, Border], pref
         await until(lambda: border.clients == 0, "no client writes to the old master any more")
         border.heal()
         await settled(broker, "t")
+
+
+async def test_a_topic_grows_while_its_master_changes(sentinels: Sentinels, prefix: str) -> None:
+    """What a replica had confirmed is handled, in order, whatever becomes of the resize; it ends by itself."""
+    witness = Witness()
+    broker = Broker(Settings(url=sentinels.url, prefix=prefix, preflight="warn", partitions=2))
+    confirmed = set[int]()
+
+    @broker.handler("t", group="g")
+    async def handle(order: dict[str, int]) -> None:
+        witness.note(order["n"])
+
+    async def publish() -> None:
+        n = 0
+        while True:
+            with suppress(BrokerError):
+                await broker.publish("t", {"n": n}, key=f"k{n % 7}", wait_replicas=1)
+                confirmed.add(n)
+            n += 1
+
+    async def resize() -> None:
+        while True:
+            with suppress(BrokerError):
+                if (await broker.topics.resize("t", 6)).partitions == 6:
+                    return
+            await anyio.sleep(0.01)
+
+    async with broker.running():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish)
+            await until(lambda: len(confirmed) > 50, "it works")
+            before = await anyio.to_thread.run_sync(sentinels.master_port)
+            async with anyio.create_task_group() as both:
+                both.start_soon(resize)
+                with sentinels.sentinels[0].client() as client:
+                    client.execute_command("SENTINEL", "FAILOVER", NAME)
+                await switched(sentinels, before)
+            reached = len(confirmed)
+            await until(lambda: len(confirmed) > reached + 50, "it goes on")
+            tasks.cancel_scope.cancel()
+        await witness.sees(confirmed, again=True)
+        for key in range(7):
+            first = [n for n in dict.fromkeys(witness.seen) if n in confirmed and n % 7 == key]  # type: ignore[operator]
+            assert first == sorted(first)  # type: ignore[type-var]
+        await settled(broker, "t")
+        assert (await broker.topics.existing("t")).layout.is_resized
+
+
+@LONG
+@pytest.mark.parametrize("how", ["kill", "pause"])
+async def test_a_topic_grows_while_its_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) -> None:
+    """The same with two workers, twice, with a master that is killed or paused."""
+    async with Replicated(tmp_path, sentinels.url, 1) as scene:
+        await scene.processes.start_workers(2)
+        async with scene.load(seconds=0.005):
+            for _ in range(2):
+                await scene.handles(150)
+                scene.excuse("the master was lost")
+                scene.history.rewound = "the master was lost"
+                before = await anyio.to_thread.run_sync(sentinels.master_port)
+                victim = next(member for member in sentinels.members if member.port == before)
+                async with anyio.create_task_group() as both:
+                    both.start_soon(scene.resize, 2)
+                    await anyio.sleep(scene.random.uniform(0, 0.1))
+                    getattr(victim, how)()
+                    await switched(sentinels, before)
+                    await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
+                await scene.handles(300)
+                await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
+        verdict = await scene.verdict(seconds=60)
+        assert not verdict.faults, verdict
 
 
 @LONG
