@@ -63,6 +63,15 @@ def test_seeds_with_encoded_messages_keep_every_promise() -> None:
     assert "stored" in done.stdout
 
 
+def test_seeds_with_a_topic_that_grows_keep_every_promise() -> None:
+    """The operator dies or sleeps, the server loses writes, or everything. 46 and 60 have found a rate by key that
+    began anew in the new partition, and a member that joined and said what it knew before."""
+    done = simulate("--resized", "--seed", "1", "2", "3", "46", "60", "--minutes", "0.1", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 of 5 seeds are clean" in done.stdout
+    assert "resizes" in done.stdout
+
+
 def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
     """Each failed when the bug of its line was put back (`python -m tests.simulation.museum`). Every third one is here,
     all of them in `make simulation`."""
