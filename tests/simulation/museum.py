@@ -257,8 +257,8 @@ EXHIBITS: Final = (
         "no look at the clock before a start",
         "a worker that wakes from a pause starts handlers of partitions that it has lost",
         "consumer/running/runner.py",
-        "                        now >= lane.lease.deadline\n                        or (message",
-        "                        (message",
+        "                            now >= lane.lease.deadline\n                            or (message",
+        "                            (message",
     ),
     bug(
         "the last reader is not cut off",
