@@ -410,6 +410,22 @@ async def test_ticks_of_a_schedule_go_over_a_resize(make_broker: Make) -> None:
     assert steps == {timedelta(milliseconds=100)}
 
 
+async def test_a_feed_of_devices_goes_over_a_resize(make_broker: Make) -> None:
+    """Each device gets each letter once, in order."""
+    broker = make_broker(partitions=1)
+    broker.deliver("alerts", to=lambda number: f"device-{number % 2}")
+    async with broker, broker.running():
+        await broker.publish("alerts", 0, key="k0")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(resized, broker, "alerts", 2)
+            for number in range(1, 60):
+                await broker.publish("alerts", number, key=f"k{number % 2}")
+        for device in range(2):
+            async with broker.connect(f"device-{device}", auto_ack=True) as session:
+                with anyio.fail_after(60):
+                    assert [(await anext(session)).payload for _ in range(30)] == [*range(device, 60, 2)]
+
+
 async def test_the_rate_of_a_key_goes_over_a_resize(make_broker: Make) -> None:
     """It counts what has started in the partition before."""
     broker, started = make_broker(partitions=1), list[float]()

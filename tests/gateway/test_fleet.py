@@ -50,6 +50,31 @@ def pair(server: Server, fleet_prefix: str) -> Iterator[tuple[GatewayProcess, Ga
         yield one, two
 
 
+async def test_a_topic_of_gateways_grows_while_clients_publish(
+    pair: tuple[GatewayProcess, GatewayProcess], clients: list[RawClient], server: Server, fleet_prefix: str, name: str
+) -> None:
+    """All that is published before, meanwhile and afterwards is routed once and in order, by both gateways."""
+    subscriber = await RawClient(pair[0].port, 5).connect(name)
+    publisher = await RawClient(pair[1].port, 5).connect(f"{name}-p")
+    clients += [subscriber, publisher]
+    await subscriber.subscribe((f"{name}/#", 1))
+    settings = Settings(url=server.url, prefix=fleet_prefix, preflight="warn")
+    async with Broker(settings) as broker, asyncio.timeout(60):
+        wanted = 2 * (await broker.topics.existing("mqtt")).partitions
+        number = partitions = 0
+        while partitions != wanted or number % 10:
+            await publisher.publish(f"{name}/{number % 3}", b"%d" % number)
+            if partitions != wanted and number >= 20:
+                partitions = (await broker.topics.resize("mqtt", wanted)).partitions
+            number += 1
+        for _ in range(20):
+            await publisher.publish(f"{name}/{number % 3}", b"%d" % number)
+            number += 1
+        found = [int((await subscriber.message()).payload) for _ in range(number)]
+    for each in range(3):
+        assert [one for one in found if one % 3 == each] == list(range(each, number, 3))
+
+
 async def until(condition: object, what: str) -> None:
     """Wait for a state on the server: `condition` is an async function."""
     async with asyncio.timeout(20):
