@@ -44,9 +44,49 @@ async def test_a_running_worker_trims_behind_the_archive(vault: Vault, settings:
     assert vault.archived("orders") == list(range(600))
 
 
+async def test_what_was_published_before_a_resize_is_kept_until_the_archive_has_it(
+    light: Vault, settings: Settings
+) -> None:
+    """The archive takes the partitions before and those that follow; then the worker trims both."""
+    eager = replace(settings, retention_interval=timedelta(milliseconds=50))
+    async with Broker(eager) as broker:
+        handled: list[int] = []
+
+        @broker.handler("orders", group="billing", ordering="key")
+        async def bill(order: dict[str, int]) -> None:
+            handled.append(order["n"])
+
+        async def is_held_by_the_archive_alone() -> bool:
+            return await holders(broker, topic) == {"archive"}
+
+        async def is_resized() -> bool:
+            return (await broker.topics.resize("orders", 4)).partitions == 4
+
+        await broker.topics.ensure("orders", 2)
+        await broker.topics.change("orders", retention_length=0, archive="required")
+        async with broker.running():
+            await broker.publish_many("orders", [{"n": n} for n in range(600)], key=key_of)
+            await until(is_resized, "the topic has grown", seconds=60)
+            await broker.publish_many("orders", [{"n": n} for n in range(600, 1200)], key=key_of)
+            await until(lambda: len(handled) == 1200, "all messages are handled", seconds=60)
+            topic = await broker.topics.existing("orders")
+            streams = [light.keys.stream("orders", number) for number in topic.numbers]
+            await until(is_held_by_the_archive_alone, "only the archive needs messages", seconds=60)
+            assert sum(light.raw("XLEN", stream) for stream in streams) == 1200
+            light.archive_by_arrow("orders")
+            await until(lambda: max(light.raw("XLEN", stream) for stream in streams) <= 100, "it is trimmed")
+    assert light.archived("orders") == list(range(1200))
+
+
+def key_of(order: dict[str, int]) -> str:
+    """One of twenty keys."""
+    return str(order["n"] % 20)
+
+
 async def holders(broker: Broker, topic: Topic) -> set[str]:
     """Who needs a message of any partition; limits of the topic do not count."""
-    holds = [each for number in (0, 1) for each in await retention_holds(broker.client, broker.keys, topic, number)]
+    asked = [await retention_holds(broker.client, broker.keys, topic, number) for number in topic.numbers]
+    holds = [each for found in asked for each in found]
     return {each.holder for each in holds if not each.is_limit}
 
 
