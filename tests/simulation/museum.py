@@ -849,7 +849,7 @@ EXHIBITS: Final = (
         "what is pending before a resize counts as finished",
         "a new partition is read while messages of the one before it run",
         "redis/lua/consumer/are_finished.lua",
-        "group.pending == 0 and not (",
+        "(group.pending == 0 or ARGV[3] == 'read') and not (",
         "not (",
         lambda plan: plan.ordering != "none",
     ),
@@ -936,13 +936,18 @@ EXHIBITS: Final = (
         "if any(info.get(name) != value for name, value in known.items()):",
         "if False:",
     ),
-    resized(
+    Exhibit(
         "a rate by key begins anew after a resize",
         "a key starts more messages than its rate allows",
-        "consumer/owning/rebalancer.py",
-        "                await self._lifecycle.follow_rate(lane)\n",
-        "",
+        [
+            Edit(
+                "rsmq/consumer/owning/lane_lifecycle.py",
+                "        for number in reversed(lane.parents):\n",
+                "        for number in ():\n",
+            ),
+        ],
         lambda plan: plan.rate[0] > 0,
+        "--resized",
     ),
 )
 
