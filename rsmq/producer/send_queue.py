@@ -49,6 +49,7 @@ class SendQueue:
         self._busy: set[str] = set()  # streams with a batch in flight, or whose slot is moving
         self._held = False  # whether a batch waits for those of the partitions before its own
         self._wake_ups: dict[Client, asyncio.Event] = {}
+        client.watch_slots(self.wake_all)  # the sender that was woken for a batch may not be the one to take it now
 
     # -- filling --------------------------------------------------------------------------------------------------
 

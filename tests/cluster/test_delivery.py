@@ -14,7 +14,7 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerError, Message, Reject, RetryPolicy, Settings
 from rsmq.control import asking
-from rsmq.errors import BrokerUnavailable
+from rsmq.errors import BrokerUnavailable, SlotMoved
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.presence import Presence
 from rsmq.inspector import Inspector
@@ -25,6 +25,7 @@ from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.preflight import gather, judge
 from rsmq.redis.pubsub import listeners
 from rsmq.redis.topics import Topics, lookup_topic
+from rsmq.redis.wire.slots import slot_of
 from tests.cluster.cluster import Cluster
 from tests.model.test_keys import ACL
 from tests.patience import PATIENCE, until
@@ -160,6 +161,23 @@ async def test_publish_to_a_moving_slot_waits(broker: Broker, cluster: Cluster, 
                 await broker.publish_many("t", [{"n": n} for n in range(100)], key=lambda item: other(item, partition))
         rows = await broker.client.execute_command("XRANGE", stream, "-", "+")
         assert [fields[1] for _, fields in rows] == [b'{"n":%d}' % n for n in range(5)]
+
+
+async def test_a_message_goes_to_its_new_node_when_another_task_learns_of_that(
+    broker: Broker, cluster: Cluster, keys: Keys
+) -> None:
+    """Its slot has moved when it is published. A reader finds that out before the sender that was woken for it runs."""
+    stream = keys.stream("t", partition_for("k", PARTITIONS))
+    async with broker:
+        await broker.publish("t", 0, key="k")
+        before = broker.client.node_for(stream)
+        target = cluster.migrate(stream)
+        publishing = asyncio.create_task(broker.publish("t", 1, key="k"))
+        await asyncio.sleep(0)
+        before.note_error(SlotMoved(slot_of(stream), ("127.0.0.1", target.port), is_ask=False))
+        with anyio.fail_after(PATIENCE):
+            await publishing
+        assert await broker.client.execute_command("XLEN", stream) == 2
 
 
 def other(item: dict[str, int], partition: int) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from rsmq import Broker, ConfigError
@@ -13,10 +17,11 @@ from rsmq.errors import BrokerUnavailable, PartitionSealed, SlotMoving
 from rsmq.redis import layouts
 from rsmq.redis.topics import set_lost_seals
 from rsmq.redis.wire.slots import slot_of
+from tests.cluster.cluster import Cluster
 from tests.contract.test_resize import (
     sealed,
     test_a_reset_over_a_resize_begins_with_what_was_published_before_it,  # noqa: F401
-    test_a_topic_grows_while_publishers_and_workers_go_on,  # noqa: F401
+    test_a_topic_grows_while_publishers_and_workers_go_on,
     test_dead_letters_and_outputs_go_over_a_resize,  # noqa: F401
     test_delayed_messages_of_before_are_delivered_after_a_resize,  # noqa: F401
     test_each_band_grows_and_what_it_had_stays_in_it,  # noqa: F401
@@ -27,6 +32,25 @@ from tests.contract.witness import ask
 from tests.patience import until
 
 Make = Callable[..., Broker]
+
+
+@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="ten seconds: runs with `make chaos`")
+async def test_a_topic_grows_while_its_slots_move(make_broker: Make, cluster: Cluster) -> None:
+    """Of its record, its group and its partitions: the test of one server, with that beside it."""
+    keys, chance, moved = make_broker().keys, random.Random(1), list[str]()
+    names = [keys.topic("orders"), keys.group("orders", "g"), keys.stream("orders", 0), keys.stream("orders", 1)]
+
+    async def move() -> None:
+        while True:
+            await anyio.sleep(chance.uniform(0.1, 0.5))
+            moved.append(chance.choice(names))
+            await anyio.to_thread.run_sync(cluster.migrate, moved[-1])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(move)
+        await test_a_topic_grows_while_publishers_and_workers_go_on(make_broker)
+        tasks.cancel_scope.cancel()
+    assert moved
 
 
 async def test_a_new_partition_is_in_the_slot_of_the_one_that_it_follows(make_broker: Make) -> None:

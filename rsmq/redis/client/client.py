@@ -240,6 +240,9 @@ class Client(redis.asyncio.Redis):
     async def refresh(self) -> None:
         """Read the slot map again, if it is stale."""
 
+    def watch_slots(self, call: Callable[[], None]) -> None:
+        """Call it whenever `node_for` has another answer for some keys than before."""
+
     def mark_stale(self) -> None:
         """Mark the slot map as stale: a node may have been demoted without saying so."""
 
@@ -362,6 +365,9 @@ class BlockingClient(redis.Redis):
             if any_elsewhere([error]):
                 self.disconnect()
             raise
+
+    def watch_slots(self, call: Callable[[], None]) -> None:
+        """Call it whenever `node_for` has another answer for some keys than before."""
 
     def mark_stale(self) -> None:
         """Mark the slot map as stale: a node may have been demoted without saying so."""

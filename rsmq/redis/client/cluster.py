@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import redis
@@ -122,6 +122,9 @@ class ClusterClient(Client):
                     self._trouble = str(troubles[0])
                 raise troubles[0]
             await self._disconnect_former_masters()
+
+    def watch_slots(self, call: Callable[[], None]) -> None:
+        self._slots.watchers.append(call)
 
     def mark_stale(self) -> None:
         self._slots.is_stale = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 Key = str | bytes
@@ -53,12 +53,14 @@ def word_of(part: Any) -> str:
 class SlotMap:
     """Slot -> address of its master. When `is_stale`, it is read again before the next use.
 
-    A slot without a known master belongs to a seed, which answers with MOVED.
+    A slot without a known master belongs to a seed, which answers with MOVED. `watchers` are called when slots have
+    another master than before.
     """
 
     def __init__(self, seeds: Sequence[Address]) -> None:
         self.seeds = tuple(seeds)
         self.is_stale = True
+        self.watchers: list[Callable[[], None]] = []
         self._owners: list[Address | None] = [None] * SLOTS
         self._silent: set[Address] = set()
 
@@ -85,7 +87,9 @@ class SlotMap:
 
     def learn(self, slot: int, address: Address) -> None:
         """Take over one slot from a redirect, which is newer than the map."""
-        self._owners[slot] = address
+        if self._owners[slot] != address:
+            self._owners[slot] = address
+            self._notify()
 
     def mark_silent(self, address: Address) -> None:
         """A node did not answer: read the map again."""
@@ -94,10 +98,16 @@ class SlotMap:
 
     def replace(self, ranges: Iterable[Sequence[Any]], asked: Address) -> None:
         """Take over the reply to CLUSTER SLOTS of the node `asked`, which is not silent any more."""
-        self._owners = [None] * SLOTS
+        before, self._owners = self._owners, [None] * SLOTS
         for first, last, (host, port, *_), *_ in ranges:
             # a node that does not know its own name leaves it out: use the address that we asked
             address = ((host or b"").decode() or asked[0], int(port))
             self._owners[first : last + 1] = [address] * (last + 1 - first)
         self._silent.discard(asked)
         self.is_stale = False
+        if self._owners != before:
+            self._notify()
+
+    def _notify(self) -> None:
+        for each in self.watchers:
+            each()
