@@ -110,7 +110,7 @@ class Batches:
         if found is None or found.state in CALLED:
             return found
         state = self._keys.batch_state(found.id)
-        if await COUNT_MEMBERS(self._client, (state,), (found.id, "cancelled", "")) != OK:
+        if await COUNT_MEMBERS(self._client, self._keys.batch_counts(found.id), (found.id, "cancelled", "")) != OK:
             return None
         topics = await self._topics_of(found.id)
         keep_ms = whole(await self._client.execute_command("HGET", state, "keep_ms")) or 0

@@ -266,6 +266,10 @@ class Keys:
         shard, _, identity = home.partition(".")
         return f"{self.prefix}:{{%batches.{shard}}}:members:{identity}"
 
+    def batch_counts(self, home: str) -> tuple[str, str, str]:
+        """State, members and due times of a batch: all that a script uses which counts its members."""
+        return self.batch_state(home), self.batch_members(home), self.batch_due(int(home.partition(".")[0]))
+
     def device(self, device: str) -> tuple[str, str, str, str]:
         """All keys of a device except its letters: inbox, session, expiry, wake."""
         stem = f"{self.prefix}:{{{encode_device(device)}}}_"

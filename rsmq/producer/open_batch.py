@@ -302,7 +302,7 @@ class OpenBatch:
             return
         args = (self.id, word, told, *changes(page))
         try:
-            answer = await self._ask(COUNT_MEMBERS, (self._keys.batch_state(self.id),), args)
+            answer = await self._ask(COUNT_MEMBERS, self._keys.batch_counts(self.id), args)
         except BaseException:
             self._page = page + self._page
             raise

@@ -310,7 +310,7 @@ class Producer:
                 f"use a topic with on_full=reject"
             )
         await note_batches(self._topics, topic)
-        if await COUNT_MEMBERS(self._client, (self.keys.batch_state(home),), (home, "topic", topic)) != OK:
+        if await COUNT_MEMBERS(self._client, self.keys.batch_counts(home), (home, "topic", topic)) != OK:
             raise BatchEnded(home)
 
     async def output(

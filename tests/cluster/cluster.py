@@ -158,14 +158,18 @@ class Cluster:
         return target
 
     @contextmanager
-    def moving(self, key: str) -> Iterator[Member]:
-        """The same, but the block runs when the existing keys have moved and the slot still has its old owner."""
+    def moving(self, key: str, only: Sequence[str] = ()) -> Iterator[Member]:
+        """The same, but the block runs when the existing keys have moved, or `only` these of them, and the slot still
+        has its old owner."""
         slot, source = slot_of(key), self.owner(key)
         target = next(master for master in self.masters if master is not source)
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
         try:
-            self._carry(slot, source, target)
+            if only:
+                source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *only)
+            else:
+                self._carry(slot, source, target)
             yield target
         finally:
             self._carry(slot, source, target)

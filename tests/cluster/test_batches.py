@@ -11,6 +11,8 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, RetryPolicy
+from rsmq.errors import SlotMoving
+from rsmq.redis.scripts import COUNT_MEMBERS
 from tests.cluster.cluster import Cluster
 from tests.contract.witness import ask
 from tests.patience import until
@@ -94,3 +96,33 @@ async def test_a_batch_over_moving_slots_calls_back_once(make_broker: Callable[.
     assert [(each["total"], each["done"], each["missing"]) for each in calls] == [(60, 60, 0)]
     assert results == [number * number for number in range(60)]
     assert steps == Counter({f"m{number}": 1 for number in range(60)})
+
+
+async def test_a_batch_that_has_moved_in_part_waits_for_the_rest(
+    make_broker: Callable[..., Broker], cluster: Cluster
+) -> None:
+    """Its state is at the new node, its members and its end are not: nothing is counted anew there, or left out."""
+    broker, calls, handled = make_broker(), list[dict[str, Any]](), list[int]()
+
+    @broker.handler("sms", group="sender", partitions=2)
+    async def send(number: int) -> None:
+        handled.append(number)
+
+    @broker.handler("reports", group="r", partitions=1)
+    async def report(payload: dict[str, Any]) -> None:
+        calls.append(payload)
+
+    async with broker.running():
+        async with broker.batch("halves", group="sender", on_complete="reports") as batch:
+            await batch.publish("sms", 0)
+            names = broker.keys.batch_counts(batch.id)
+            await until(lambda: ask(broker, "EXISTS", names[1]), "the first one is counted")
+            with cluster.moving(names[0], only=names[:1]):
+                for number in range(1, 4):
+                    await batch.publish("sms", number)
+                for some in (names[:1], names):
+                    with pytest.raises(SlotMoving):
+                        await COUNT_MEMBERS(broker.client, some, (batch.id, "left", "", "b", 1, 1, "done"))
+        await until(lambda: bool(calls), "it calls back")
+    assert sorted(handled) == list(range(4))
+    assert [(each["total"], each["done"], each["missing"]) for each in calls] == [(4, 4, 0)]

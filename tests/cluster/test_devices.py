@@ -12,7 +12,7 @@ from rsmq.errors import SessionTaken
 from rsmq.redis.client.connector import Client
 from rsmq.redis.wire.slots import slot_of
 from tests.cluster.cluster import Cluster
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 DEVICES = 30
 
@@ -91,6 +91,27 @@ async def test_device_whose_slot_moves_under_load_gets_all_letters_in_order(brok
         await anyio.to_thread.run_sync(cluster.migrate, broker.keys.session("roamer"))
         assert cluster.owner(broker.keys.session("roamer")) is not before
     assert got == list(range(3000))
+
+
+async def test_letters_that_have_not_moved_with_their_inbox_are_not_taken_for_gone(
+    broker: Broker, cluster: Cluster
+) -> None:
+    """A key-by-key move has brought over the keys that a script names, and not yet those of the letters."""
+    keys = broker.keys.device("between")[:3]
+    async with broker, asyncio.timeout(PATIENCE):
+        for number in range(3):
+            await broker.send("between", number, expires="1h")
+        async with broker.connect("between", window=1) as session:
+            first = await anext(session)
+            with cluster.moving(keys[0], only=keys):
+                acknowledged = asyncio.create_task(session.ack(first))
+                following = asyncio.create_task(anext(session))
+                await asyncio.sleep(0.3)
+            await acknowledged
+            found = [first.payload, (await following).payload]
+            await session.ack(following.result())
+            found.append((await anext(session)).payload)
+    assert found == [0, 1, 2]
 
 
 async def test_session_taken_over_after_its_slot_moved_is_closed(broker: Broker, cluster: Cluster) -> None:

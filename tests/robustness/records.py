@@ -100,6 +100,7 @@ NO_RECORDS: Final = {
     "gateway_alive": "a channel without data",
     "broadcast": "a channel: nothing is stored",
     "trace": "a channel: nothing is stored",
+    "batch_counts": "the keys `batch_state`, `batch_members` and `batch_due` together",
     "device": "the keys `inbox`, `session`, `expiry` and `wake` together",
     "scratch": "keys that the start-up check makes and removes within a call",
 }

@@ -42,7 +42,8 @@ class LaneLifecycle:
         leases: Leases,
         heartbeat: Heartbeat,
     ) -> None:
-        self._client, self._keys, self._member = context.client, context.keys, context.member
+        self._client, self._keys = context.client, context.keys
+        self._member = context.member
         self._lanes, self._stats = context.lanes, context.stats
         self._runner = runner
         self._queue = runner.queue

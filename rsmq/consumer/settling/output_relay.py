@@ -212,7 +212,7 @@ class OutputRelay:
             changes = each.fields[1].split()
             for at in range(0, len(changes), MOST_CHANGES):
                 args: list[Value] = [home, "left", "", *changes[at : at + MOST_CHANGES]]
-                await COUNT_MEMBERS(self._client, (self._keys.batch_state(home),), args)
+                await COUNT_MEMBERS(self._client, self._keys.batch_counts(home), args)
         return len(entries)
 
     async def _append(self, lane: Lane, target: tuple[str, int], entries: list[WaitingOutput]) -> int:

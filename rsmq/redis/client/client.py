@@ -104,7 +104,7 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
     if isinstance(error, NoPermissionError) or code == "NOPERM":
         return NotPermitted(f"the server's ACL does not allow this ({text}): see the list of commands in docs/keys.md")
-    if code == "TRYAGAIN":
+    if code == "TRYAGAIN" or "access a non local key" in text:  # the latter: of a script, some keys have moved
         return SlotMoving(f"a slot is moving ({text})")
     if "WAIT cannot be used with replica" in text[:60]:
         code = "READONLY"

@@ -2,6 +2,10 @@
 
 A node that answers MOVED, ASK or TRYAGAIN has executed nothing, so following is safe even for an XADD. A node that does
 not answer is an error, as on a single server; the next command then reads the slot map from the other nodes.
+
+A script does not follow ASK, it waits until its slot has moved. It may use keys besides those that it names, which can
+still be at the old node: the new one would answer that they are not there, and make them anew. (Those of the threads,
+which `BlockingCluster` sends, name all their keys.)
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from redis.exceptions import AskError, MovedError
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, SlotMoved, SlotMoving
 from rsmq.redis.client.client import BlockingClient, Client, Command, Send
 from rsmq.redis.client.refusals import Refusals
-from rsmq.redis.wire.slots import Address, Key, SlotMap, key_of
+from rsmq.redis.wire.slots import Address, Key, SlotMap, is_script, key_of
 from rsmq.redis.wire.url import node_url, split_cluster
 
 MOST_HOPS: Final = 5
@@ -150,6 +154,8 @@ class ClusterClient(Client):
             except SlotMoved as error:
                 moved = error
             if moved.is_ask:
+                if is_script(args):
+                    raise moved
                 (reply,) = await self._node_at(moved.address).pipelined([args], asking=True)
                 if not isinstance(reply, Exception):
                     return reply
@@ -191,7 +197,7 @@ class ClusterClient(Client):
                     node, is_asking = self._target(commands[index][0], replies[index])
                     by_node[node][is_asking].append(index)
                 await asyncio.gather(*(deliver(node, *both) for node, both in by_node.items()))
-                left = [index for index in left if isinstance(replies[index], SlotMoved)]
+                left = [index for index in left if follows(replies[index], commands[index][1])]
         return replies
 
     def _target(self, key: Key, answer: Any) -> tuple[Client, bool]:
@@ -316,6 +322,11 @@ class BlockingCluster(BlockingClient):
 
     def __repr__(self) -> str:
         return f"<BlockingCluster nodes={len(self._nodes)}>"
+
+
+def follows(reply: Any, command: object) -> bool:
+    """Whether a command with this reply is sent again, to where its slot is."""
+    return isinstance(reply, SlotMoved) and not (reply.is_ask and is_script(command))
 
 
 def checked(info: Any, ranges: Any) -> list[Any]:

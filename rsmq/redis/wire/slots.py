@@ -45,6 +45,13 @@ def key_of(command: Sequence[Any]) -> Key | None:
     return key if isinstance(key, str | bytes) else None
 
 
+def is_script(command: object) -> bool:
+    """Whether a command, as its words or in the wire format, runs a script."""
+    if isinstance(command, bytes):
+        return b"EVAL" in command[:24]
+    return isinstance(command, Sequence) and word_of(command[0]) in ("EVAL", "EVALSHA")
+
+
 def word_of(part: Any) -> str:
     """A command's name as it is compared."""
     return (part.decode() if isinstance(part, bytes) else str(part)).upper()

@@ -68,7 +68,7 @@ async def opened(client: Client, keys: Keys, home: str = HOME, resume: int = 0, 
 
 async def count(client: Client, keys: Keys, word: str, told: str = "", *changes: Any) -> bytes:
     """One call about members."""
-    answer: bytes = await COUNT_MEMBERS(client, (keys.batch_state(HOME),), (HOME, word, told, *changes))
+    answer: bytes = await COUNT_MEMBERS(client, keys.batch_counts(HOME), (HOME, word, told, *changes))
     return answer
 
 

@@ -1,5 +1,5 @@
 -- PURPOSE  Note in a batch what its publisher, an operator or the relay of a partition says about its members.
--- KEYS     1 state hash
+-- KEYS     1 state hash  2 members string  3 due zset (named so that a cluster has all of them in one place, or waits)
 -- ARGV     1 home (shard and id)  2 what: left, added, topic, closed or cancelled  3 a topic, or of closed how many members
 --          of each block its publisher has stored, `block=count ...`
 --          4.. changes: block, first and last number, outcome
