@@ -13,6 +13,7 @@ from tenacity import wait_fixed
 from rsmq import Breaker, Broker, Concurrency, ConfigError, Hold, Message, Rate, Reject, RetryPolicy, Settings
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.handler import build_handler
+from rsmq.model.clock import monotonic
 from rsmq.redis.holds import hold_name
 from tests.consumer.members import consumer_of
 from tests.contract.witness import settled
@@ -281,6 +282,32 @@ async def test_messages_wait_no_more_when_the_server_knows_of_no_hold(make: Make
             "they start, and not only when the member looks again after a minute",
             seconds=40,
         )
+
+
+async def test_an_older_look_at_the_group_brings_no_hold_back(make: Make) -> None:
+    """The server was asked before the message that tried the name had succeeded; its answer comes after that."""
+    called, is_down = Provider(), True
+
+    def down(_name: str | None) -> None:
+        if is_down:
+            raise OSError("down")
+
+    called.says = down
+    retry = RetryPolicy(max_attempts=100, wait=wait_fixed(0))
+    broker = make(called, breaker=Breaker(1, "10m", by=provider), retry=retry, concurrency=1)
+    async with broker.running():
+        consumer = consumer_of(broker)
+        await publish(broker, "twilio", 2)
+        await until(lambda: consumer.queue.held == 2 and is_calm(consumer), "both wait")
+        held, asked = consumer.holds, monotonic()
+        text = await broker.client.execute_command("HGET", broker.keys.group("t", "g"), "holds")
+        is_down = False
+        assert held is not None
+        assert held.names
+        await hold_name(broker.client, broker.keys, "t", "g", "twilio", 1, "breaker")
+        await until(lambda: called.count("twilio") == 3 and not held.names, "one has tried it, the other has followed")
+        held.saw(text, asked)
+        assert held.names == ()
 
 
 async def test_breaker_counts_failures_in_a_row_and_only_of_its_types(make: Make) -> None:

@@ -65,7 +65,8 @@ class Holds:
         self._stats = context.stats
         self._held: dict[str, HeldName] = {}
         self._unconfirmed: dict[str, HeldName] = {}
-        self._known_at: dict[str, float] = {}  # when the server, or this member, has begun a hold
+        self._known_at: dict[str, float] = {}  # when the server, or this member, has begun or ended a hold
+        self._asked = 0.0  # when the server was asked for what was seen last
         self._waiting: dict[str, deque[tuple[Message, Lane]]] = {}
         self._failures = Counter[str]()
         self._running: dict[Message, str] = {}
@@ -230,11 +231,14 @@ class Holds:
         self._changed.set()
 
     def saw(self, text: bytes, asked: float) -> None:
-        """What the server says is held; it was asked then. What has begun since is not in it."""
-        found = {held.name: held for held in read_holds(text)}
-        later = {name: held for name, held in self._held.items() if self._known_at.get(name, 0.0) >= asked}
+        """What the server says is held; it was asked then. What has begun since is not in it, and what has ended is."""
+        if asked < self._asked:
+            return
+        self._asked = asked
+        self._known_at = {name: at for name, at in self._known_at.items() if at >= asked}
+        found = {held.name: held for held in read_holds(text) if held.name not in self._known_at}
+        later = {name: held for name, held in self._held.items() if name in self._known_at}
         found = {**found, **later, **self._unconfirmed}
-        self._known_at = {name: at for name, at in self._known_at.items() if name in found}
         if found != self._held:
             self._held = found
             self._attach()
@@ -311,6 +315,7 @@ class Holds:
         if self._held.get(name) is before:
             if not until:
                 self._held.pop(name, None)
+                self._known_at[name] = monotonic()
             elif before is not None:
                 self._held[name] = replace(before, until_ms=until)
                 self._known_at[name] = monotonic()
