@@ -167,12 +167,12 @@ async def test_a_message_goes_to_its_new_node_when_another_task_learns_of_that(
     broker: Broker, cluster: Cluster, keys: Keys
 ) -> None:
     """Its slot has moved when it is published. A reader finds that out before the sender that was woken for it runs."""
-    stream = keys.stream("t", partition_for("k", PARTITIONS))
+    stream = keys.stream("elsewhere", partition_for("k", PARTITIONS))
     async with broker:
-        await broker.publish("t", 0, key="k")
+        await broker.publish("elsewhere", 0, key="k")
         before = broker.client.node_for(stream)
         target = cluster.migrate(stream)
-        publishing = asyncio.create_task(broker.publish("t", 1, key="k"))
+        publishing = asyncio.create_task(broker.publish("elsewhere", 1, key="k"))
         await asyncio.sleep(0)
         before.note_error(SlotMoved(slot_of(stream), ("127.0.0.1", target.port), is_ask=False))
         with anyio.fail_after(PATIENCE):

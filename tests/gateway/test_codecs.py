@@ -177,7 +177,7 @@ async def test_a_gateway_without_the_key_holds_a_letter_and_one_with_it_delivers
                 counts = gateway.context.counts if gateway.context is not None else None
                 assert counts is not None
                 await until(lambda: counts.held == {"key k2": 1}, "the gateway holds it")
-                assert got == [b"one"]
+                await until(lambda: got == [b"one"], "what is before it has come")
                 samples = [(each.metric.name, each.labels) for each in read(gateway, Durations())]
                 assert ("rsmq_mqtt_waiting_for_key_clients", ("key k2",)) in samples
                 await gateway._tell_about(gateway.context, broker._connection)  # type: ignore[arg-type]
