@@ -78,7 +78,7 @@ class Truth(NamedTuple):
 
 class BatchWorld(NamedTuple):
     """One state. `members`: of each, or of the child, what has become of it: empty before its publish, `ready`, or how
-    it has ended. `late`: calls that nobody waits for. The search reads these names."""
+    it has ended. `late`: calls whose caller has gone. The search reads these names."""
 
     server: BatchRow
     members: tuple[str, ...]
