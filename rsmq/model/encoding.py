@@ -103,6 +103,8 @@ class Encoding:
             )
         self._codecs = tuple(codecs)
         self._by_name = {each.name: each for each in codecs}
+        self.names = ";".join(each.name for each in codecs)
+        """The codings that it writes, as in `enc` but without ids of keys: `zstd;a256gcm`."""
         self.limit = limit
         self.bodies = bodies
         self.is_required = any(each.is_required for each in codecs)
@@ -112,11 +114,6 @@ class Encoding:
     def encrypts(self) -> bool:
         """Whether one of its codecs encrypts."""
         return any(each.step == "encrypt" for each in self._codecs)
-
-    @property
-    def names(self) -> str:
-        """The codings that it writes, as in `enc` but without ids of keys: `zstd;a256gcm`."""
-        return ";".join(each.name for each in self._codecs)
 
     def codec(self, name: str) -> Codec:
         """The codec of a coding. Raises ConfigError if there is none."""

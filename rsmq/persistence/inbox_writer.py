@@ -247,7 +247,7 @@ class InboxWriter:
         self, device: str, payload: Any, topic: str, headers: Mapping[str, str] | None, expires: Duration | None
     ) -> None:
         """Store one letter. Concurrent calls share a write."""
-        envelope, receipt = self._envelope(payload, topic, headers), Receipt()
+        envelope, receipt = seal_payload(payload, topic, headers, self._limit, self._encoding), Receipt()
         self._put(device, envelope, expiry_ms(expires), receipt)
         await receipt.complete()
 
@@ -282,10 +282,7 @@ class InboxWriter:
         for pair in letters:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ConfigError(f"{pair!r} is not a pair: give (client id, payload) for each letter")
-            yield pair[0], self._envelope(pair[1], topic, headers)
-
-    def _envelope(self, payload: Any, topic: str, headers: Mapping[str, str] | None) -> bytes:
-        return seal_payload(payload, topic, headers, self._limit, self._encoding)
+            yield pair[0], seal_payload(pair[1], topic, headers, self._limit, self._encoding)
 
     def _round(self, letters: Iterator[tuple[str, bytes]], ttl: Value) -> Receipt | None:
         """Queue the next round, bounded in letters and bytes; None when no letter is left."""
