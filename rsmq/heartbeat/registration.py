@@ -44,9 +44,9 @@ class GroupMembership:
     """`awake` at the first renewal since the last one that had no answer. Read by other threads."""
     confirmed: Future[None] = field(default_factory=Future)
     written: str = ""
-    """What the server was told last."""
+    """What this member has written last: its `info` on the server."""
     joined_as: str = ""
-    """What the server was told first."""
+    """What this member wrote when it joined."""
 
     def tell(self, **about: object) -> None:
         """Say something else about this member, from the next heartbeat on."""
@@ -54,7 +54,7 @@ class GroupMembership:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the server was told something else since this member joined: a failover may bring the first back."""
+        """Whether this member has written something else since it joined: a failover may bring the first back."""
         return self.written != self.joined_as
 
 

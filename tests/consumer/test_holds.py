@@ -47,6 +47,15 @@ class Provider:
         return Counter(each for each, _ in self.calls)[name]
 
 
+def down(_name: str | None) -> None:
+    """What a provider says that is away."""
+    raise OSError("down")
+
+
+def works(_name: str | None) -> None:
+    """What it says otherwise."""
+
+
 Make = Callable[..., Broker]
 
 
@@ -259,12 +268,7 @@ async def test_message_that_tries_a_name_starts_before_another_suspect_of_its_te
 
 async def test_messages_wait_no_more_when_the_server_knows_of_no_hold(make: Make) -> None:
     """It ended before the server heard of it, or was ended by another member: what waits here is let go at once."""
-    called, is_down = Provider(), True
-
-    def down(_name: str | None) -> None:
-        if is_down:
-            raise OSError("down")
-
+    called = Provider()
     called.says = down
     retry = RetryPolicy(max_attempts=100, wait=wait_fixed(0))
     broker = make(called, breaker=Breaker(1, "10m", by=provider), retry=retry, concurrency=1)
@@ -272,7 +276,7 @@ async def test_messages_wait_no_more_when_the_server_knows_of_no_hold(make: Make
         consumer = consumer_of(broker)
         await publish(broker, "twilio", 3)
         await until(lambda: consumer.queue.held == 3 and is_calm(consumer), "all wait")
-        is_down = False
+        called.says = works
         held = consumer.holds
         assert held is not None
         await broker.client.execute_command("HDEL", broker.keys.group("t", "g"), "holds")
@@ -286,12 +290,7 @@ async def test_messages_wait_no_more_when_the_server_knows_of_no_hold(make: Make
 
 async def test_an_older_look_at_the_group_brings_no_hold_back(make: Make) -> None:
     """The server was asked before the message that tried the name had succeeded; its answer comes after that."""
-    called, is_down = Provider(), True
-
-    def down(_name: str | None) -> None:
-        if is_down:
-            raise OSError("down")
-
+    called = Provider()
     called.says = down
     retry = RetryPolicy(max_attempts=100, wait=wait_fixed(0))
     broker = make(called, breaker=Breaker(1, "10m", by=provider), retry=retry, concurrency=1)
@@ -301,7 +300,7 @@ async def test_an_older_look_at_the_group_brings_no_hold_back(make: Make) -> Non
         await until(lambda: consumer.queue.held == 2 and is_calm(consumer), "both wait")
         held, asked = consumer.holds, monotonic()
         text = await broker.client.execute_command("HGET", broker.keys.group("t", "g"), "holds")
-        is_down = False
+        called.says = works
         assert held is not None
         assert held.names
         await hold_name(broker.client, broker.keys, "t", "g", "twilio", 1, "breaker")
