@@ -123,6 +123,9 @@ define install
 	@echo "Setting up .venv with $(PYTHON) (once; about $(2)) ..."
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
 	@$(if $(3),$(BIN)/python -c '$(GROUP)' $(3),true) > .venv/group.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '$(1)' -r .venv/group.txt
+	@# uv needs half the time; it knows nothing of pip's settings, so where those lead to a mirror, pip does it
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && \
+		$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --editable '$(1)' -r .venv/group.txt 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '$(1)' -r .venv/group.txt
 	@touch $@
 endef
