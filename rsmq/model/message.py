@@ -248,7 +248,8 @@ class Message:
             self._id = entry[3]
             self.routing_key = self._key = entry[5] if len(entry) == 8 else None
             self.member = BatchMember.read(entry[-1])
-            refuse_oversized(self)
+            if len(self.data) > LARGEST_PAYLOAD:
+                refuse_oversized(self)
             if self.member is not None:
                 origin.join(self, self.member)
         else:

@@ -53,10 +53,17 @@ def encode_entry(
     return len(fields), pack_arguments(fields)
 
 
-def encode_member(data: bytes, message_id: str, key: str | None, content_type: str, field: str) -> Entry:
-    """A member of a batch: a message with the field `batch` at its end."""
+def encode_member(data: bytes, message_id: str, key: str | None, content_type: str, field: bytes) -> Entry:
+    """A member of a batch: a message with the field `batch` at its end. With JSON and a key it is formatted at once."""
+    if content_type == JSON and key is not None:
+        identity = message_id.encode()
+        route = key.encode()
+        return 8, (
+            b"$4\r\ndata\r\n$%d\r\n%b\r\n$2\r\nid\r\n$%d\r\n%b\r\n$3\r\nkey\r\n$%d\r\n%b\r\n"
+            b"$5\r\nbatch\r\n$%d\r\n%b\r\n"
+        ) % (len(data), data, len(identity), identity, len(route), route, len(field), field)
     count, packed = encode_entry(data, message_id, key, content_type, None)
-    return count + 2, b"%b$5\r\nbatch\r\n$%d\r\n%b\r\n" % (packed, len(field), field.encode())
+    return count + 2, b"%b$5\r\nbatch\r\n$%d\r\n%b\r\n" % (packed, len(field), field)
 
 
 def pack_arguments(values: Sequence[bytes | str | int]) -> bytes:
@@ -153,6 +160,13 @@ class MovedWaiter:
         """It is not stored, or it is not known whether it is."""
         self._waiter.set_exception(exception)
 
+    def replace(self, waiter: Waiter) -> None:
+        """Its caller has gone: another one waits from now on."""
+        if isinstance(self._waiter, MovedWaiter):
+            self._waiter.replace(waiter)
+        else:
+            self._waiter = waiter
+
 
 class JointWaiter:
     """Waits for several messages in the place of the one future that a batch had for all of them."""
@@ -188,7 +202,7 @@ class Batch(ABC):
     from the front, so the rest is what has yet to be stored, in order. `newest`: the stream id of the last one that a
     reply has confirmed. `ancestry`: the partitions that its partition follows in a resize, the oldest first, and
     itself; `after` are the streams of those before, which go first. The ids of its messages are remembered in the first
-    of them. `is_moved`: it was published to one before.
+    of them. `is_moved`: it was published to one before. `moved`: the batches to which its messages have moved.
     """
 
     script: ClassVar[Script]
@@ -197,7 +211,7 @@ class Batch(ABC):
 
     __slots__ = (
         "after", "ancestry", "deadline", "entries", "has_made_room", "home", "ids", "in_doubt", "is_closed",
-        "is_cluster", "is_moved", "keys", "newest", "partition", "size", "stream", "topic", "waiters", "whole",
+        "is_cluster", "is_moved", "keys", "moved", "newest", "partition", "size", "stream", "topic", "waiters", "whole",
         "window_ms",
     )  # fmt: skip
 
@@ -228,6 +242,7 @@ class Batch(ABC):
         self.in_doubt: InDoubt | None = None
         self.is_closed = False
         self.is_moved = False
+        self.moved: list[Batch] | None = None
         self.has_made_room = False
         self.ancestry: tuple[int, ...] = (partition,)
         self.after: tuple[str, ...] = ()
@@ -270,6 +285,18 @@ class Batch(ABC):
         self.entries += entries
         self.waiters += [waiter] * len(ids)
         self.size += sum([len(values) for _, values in entries])
+
+    def replace_waiter(self, message_id: str, waiter: Waiter) -> None:
+        """The caller of a message that is on its way has gone: another one waits for it from now on."""
+        for batch in self.moved or ():
+            batch.replace_waiter(message_id, waiter)
+        if message_id in self.ids:
+            at = self.ids.index(message_id)
+            known = self.waiters[at]
+            if isinstance(known, MovedWaiter):
+                known.replace(waiter)
+            else:
+                self.waiters[at] = waiter
 
     def promise(self) -> asyncio.Future[None]:
         """One future for the whole batch: done when all is stored, failed with the first error."""
@@ -335,7 +362,8 @@ class Batch(ABC):
             batch.is_moved = True
             batch.is_closed = True
         self._forget(len(self.ids))
-        return list(moved)
+        self.moved = list(moved)
+        return self.moved
 
     def _reserve(self) -> int:
         """Make room for the answers of what moves. Returns the position of the first one."""

@@ -16,6 +16,7 @@ from rsmq.model.batch_member import (
     FIELD,
     BatchMember,
     Numbers,
+    by_block,
     changes,
     check_batch_name,
     new_home,
@@ -39,7 +40,9 @@ from rsmq.redis.topics import Topics, lookup_topic, note_batches
 log = logging.getLogger("rsmq.batch")
 
 PAGE: Final = 500
-"""Members that are stored before the batch hears of them, and at its end."""
+"""So many stored members are a page: then the batch hears of them, and at its end."""
+MOST_UNTOLD: Final = 4 * PAGE
+"""With so many no call goes on before the batch has heard of them."""
 ONLY_KEY: Final = frozenset(("key",))
 DAY: Final = timedelta(days=1)
 WEEK: Final = timedelta(days=7)
@@ -119,9 +122,13 @@ class OpenBatch:
         self.id = new_home(options.name)
         self._numbers = Numbers(self.id, options.group, is_direct=not client.is_cluster)
         self._admitted = set[str]()
-        self._lock = asyncio.Lock()
+        self._is_asking = False
+        """Whether a call asks the server if a topic may have members."""
+        self._turns = list[asyncio.Future[None]]()
+        """Of the calls that wait for that."""
         self._waiting = 0
         """Calls that wait for a topic, or behind one that does."""
+        self._is_telling = False
         self._page = list[BatchMember]()
         self._stored: dict[str, set[int]] = {}
         """Numbers of members, by block."""
@@ -184,55 +191,94 @@ class OpenBatch:
             raise ConfigError(
                 f"batch {self.name!r} is not open: publish inside `async with broker.batch(...) as batch:`"
             )
-        if topic in self._admitted and not self._waiting and not self._options.resume and options.keys() <= ONLY_KEY:
-            on_way = self._producer.add_member(topic, payload, options.get("key"), self._numbers.next())
-            if on_way is not None:
-                return await self._stored_as(on_way)
+        has_options = self._options.resume or not options.keys() <= ONLY_KEY
+        given = self._check(options) if has_options else None
+        if topic not in self._admitted or self._waiting:
+            await self._admit(topic)
+        if given is not None and (unknown := self._unknown.pop(given, None)) is not None:
+            return await self._store(unknown.output, is_again=True)
+        member = self._numbers.next()
+        on_way = None if has_options else self._producer.add_member(topic, payload, options.get("key"), member)
+        if on_way is None:
+            return await self._store(await self._producer.output(topic, payload, **options, member=member))
+        self._on_way += 1  # from here on as `_store` does, without a call for each member
+        try:
+            await on_way
+        except BaseException as error:
+            self._failed(on_way, error)
+            raise
+        finally:
+            self._on_way -= 1
+            if not self._on_way:
+                self._arrived.set()
+        self._page.append(member)
+        if len(self._page) >= PAGE:
+            await self._tell_page()
+        return on_way.ref
+
+    def _check(self, options: OutputOptions) -> str | None:
+        """The id that was given for a member. Raises ConfigError."""
         refuse_unknown("batch.publish", options, OutputOptions.__annotations__)
         given = options.get("message_id")
         if self._options.resume and given is None:
             raise ConfigError(
                 "a batch that is resumed needs a message_id for each member: without one it would be sent twice"
             )
-        if topic not in self._admitted or self._waiting:
-            await self._admit(topic)
-        unknown = None if given is None else self._unknown.pop(given, None)
-        if unknown is not None:
-            return await self._store(unknown.output, is_again=True)
-        return await self._store(await self._producer.output(topic, payload, **options, member=self._numbers.next()))
+        return given
 
     async def _admit(self, topic: str) -> None:
-        """In the order of the calls, which is that of the messages of a key."""
+        """In the order of the calls, which is that of the messages of a key: one asks the server, and all that wait
+        meanwhile go on in one turn of the event loop."""
         self._waiting += 1
+        has_waited = False
         try:
-            async with self._lock:
-                if topic not in self._admitted:
-                    await self._producer.admit_batch(self.id, self._options.group, topic)
-                    self._admitted.add(topic)
+            while self._is_asking or topic not in self._admitted or (self._waiting > 1 and not has_waited):
+                if self._is_asking:
+                    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._turns.append(turn)
+                    await turn
+                elif topic not in self._admitted:
+                    await self._ask_for(topic)
+                else:
+                    await asyncio.sleep(0)  # behind those that go on now
+                has_waited = True
         except BatchEnded:
             raise BatchEnded(self.name) from None
         finally:
             self._waiting -= 1
 
-    async def _store(self, output: Output, *, is_again: bool = False) -> MessageRef:
-        """Store a member, and note it for the next page."""
-        return await self._stored_as(self._producer.add_output(output, self._lifetime_ms, is_again=is_again))
+    async def _ask_for(self, topic: str) -> None:
+        self._is_asking = True
+        try:
+            await self._producer.admit_batch(self.id, self._options.group, topic)
+            self._admitted.add(topic)
+        finally:
+            self._is_asking = False
+            turns, self._turns = self._turns, []
+            for turn in turns:
+                if not turn.done():
+                    turn.set_result(None)
 
-    async def _stored_as(self, on_way: MemberOnWay) -> MessageRef:
-        """The ref of a member, when it is stored and noted for the next page."""
+    async def _store(self, output: Output, *, is_again: bool = False) -> MessageRef:
+        """Store a member with options, and note it for the next page. Returns its ref."""
+        on_way = self._producer.add_output(output, self._lifetime_ms, is_again=is_again)
         self._on_way += 1
         try:
-            await on_way.waiter
-        except BaseException as error:  # what is not stored needs no member; an earlier call may have stored it
-            if on_way.is_again or not isinstance(error, TopicFull | BrokerUnavailable):
-                self._unknown[on_way.message_id] = on_way
+            await on_way
+        except BaseException as error:
+            self._failed(on_way, error)
             raise
         finally:
             self._on_way -= 1
             if not self._on_way:
                 self._arrived.set()
         await self._note(on_way)
-        return on_way.ref
+        return on_way.answered
+
+    def _failed(self, on_way: MemberOnWay, error: BaseException) -> None:
+        """What is not stored needs no member; an earlier call may have stored it."""
+        if on_way.is_again or not isinstance(error, TopicFull | BrokerUnavailable):
+            self._unknown[str(on_way.ref)] = on_way
 
     async def _note(self, on_way: MemberOnWay) -> None:
         """It is stored: note it for the next page."""
@@ -240,15 +286,9 @@ class OpenBatch:
         if known is not None:
             member = await self._member_of(on_way.output, known)
         if member is not None:
-            block, number = member
-            numbers = self._stored.get(block.name)
-            if numbers is None:
-                numbers = self._stored[block.name] = set()
-            if number not in numbers:
-                numbers.add(number)
-                self._page.append(member)
-                if len(self._page) >= PAGE:
-                    await self._tell("added")
+            self._page.append(member)
+            if len(self._page) >= PAGE:
+                await self._tell_page()
 
     async def _member_of(self, output: Output, known: bytes) -> BatchMember | None:
         """The member that a message is which was there before. None: it has left, or is of another batch."""
@@ -288,7 +328,7 @@ class OpenBatch:
             self._unknown.pop(message_id, None)
             if is_unknown:
                 await self._store(on_way.output, is_again=True)
-            elif on_way.error is None:
+            elif on_way.is_stored:
                 await self._note(on_way)
         await self._tell("added")
         stored = sorted(self._stored.items())
@@ -300,7 +340,10 @@ class OpenBatch:
         page, self._page = self._page, []
         if word == "added" and not page:
             return
-        args = (self.id, word, told, *changes(page))
+        added = by_block(page)
+        for block, numbers in added.items():
+            self._stored.setdefault(block, set()).update(numbers)
+        args = (self.id, word, told, *changes(added))
         try:
             answer = await self._ask(COUNT_MEMBERS, self._keys.batch_counts(self.id), args)
         except BaseException:
@@ -308,6 +351,17 @@ class OpenBatch:
             raise
         if answer != OK:
             raise BatchEnded(self.name)
+
+    async def _tell_page(self) -> None:
+        """Note it, with all that the same write has stored: numbers that follow each other are one change."""
+        if self._is_telling and len(self._page) < MOST_UNTOLD:
+            return
+        self._is_telling = True
+        try:
+            await asyncio.sleep(0)  # until the others that are stored now are in the page, too
+            await self._tell("added")
+        finally:
+            self._is_telling = False
 
     async def _ask(self, script: Script, names: Sequence[str], args: Sequence[Value]) -> Any:
         """Run a script, again while the server is away: each of them may run twice."""
@@ -317,4 +371,4 @@ class OpenBatch:
         raise AssertionError("retrying ends with a result or an error")
 
     def __repr__(self) -> str:
-        return f"<OpenBatch {self.name!r} members={sum(map(len, self._stored.values()))}>"
+        return f"<OpenBatch {self.name!r} members={sum(map(len, self._stored.values())) + len(self._page)}>"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 import anyio.abc
 
-from rsmq.errors import OTHER_LOOP, BatchEnded, BrokerUnavailable, ConfigError, RsmqError, TooLarge, TopicFull
+from rsmq.errors import OTHER_LOOP, BatchEnded, BrokerUnavailable, ConfigError, TooLarge, TopicFull
 from rsmq.model.batch_member import BatchMember
 from rsmq.model.body import Body, BodyFolder
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
@@ -260,8 +259,8 @@ class Producer:
         return ref
 
     def add_member(self, topic: str, payload: Any, key: str | None, member: BatchMember) -> MemberOnWay | None:
-        """Send a member of a batch that has no other option: await its `waiter`. None: that is not possible at once,
-        so `output` makes it. Raises what `publish` raises before it writes."""
+        """Send a member of a batch that has no other option: await what is returned. None: that is not possible at
+        once, so `output` makes it. Raises what `publish` raises before it writes."""
         target = cached_topic(self._topics, topic)
         if target is None or self.prepare is not None or self.encoding is not None or self._tasks is None:
             return None
@@ -269,16 +268,19 @@ class Producer:
         identity = self._new_id()
         size = check_size(data, key, None, self._limit)
         try:
-            entry = encode_member(data, identity, key, content_type, member.field)
+            entry = encode_member(data, identity, key, content_type, b"%b%d" % (member.block.packed, member.number))
         except UnicodeEncodeError:
             raise not_unicode(key) from None
         block = target.normal
         partition = block.numbers[partition_for(identity if key is None else key, block.count)]
         batch = self._queue(0).batch(Append, target, partition, self._stream(target, partition))
-        return MemberOnWay(batch, identity, key, entry, size, member)
+        ref = MessageRef(identity)
+        ref.home = batch.home
+        ref.key = key
+        return MemberOnWay(batch, identity, ref, entry, size, member)
 
     def add_output(self, output: Output, lifetime_ms: int, *, is_again: bool = False) -> MemberOnWay:
-        """Send a member of a batch, as `output` has made it: await its `waiter`.
+        """Send a member of a batch, as `output` has made it: await what is returned.
 
         `lifetime_ms`: so long a given id is remembered. `is_again`: an earlier call may have stored it.
         """
@@ -289,10 +291,7 @@ class Producer:
             batch.due.setdefault(output.message_id, output.due)
         if isinstance(batch, Members):
             batch.lifetimes[output.message_id] = lifetime_ms
-        fields, entry = output.fields, kind.pack(list(output.fields))
-        key = str(fields[5]) if len(fields) > 4 and fields[4] == "key" else None
-        about = (batch, output.message_id, key, entry, output.size, output.member, output)
-        return MemberOnWay(*about, is_again=is_again)
+        return OutputOnWay(batch, output, kind.pack(list(output.fields)), is_again=is_again)
 
     async def admit_batch(self, home: str, group: str, topic: str) -> None:
         """Let a batch have members in a topic. Raises ConfigError if its group is none of the topic's, or if a full
@@ -709,100 +708,101 @@ class Producer:
         return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}{bodies}>"
 
 
-class MemberOnWay:
-    """A member of a batch that is being stored. `waiter` is done when it is, or raises what `publish` raises.
+class MemberOnWay(asyncio.Future[None]):
+    """A member of a batch that is being stored: done when it is, or fails with what `publish` raises.
 
-    The write goes on when the caller is cancelled, so this hears of its end, too. `is_again`: an earlier write may have
-    stored it. `made`: by `output`, with options.
+    The write goes on when the caller is cancelled, so another future hears of its end then. `is_again`: an earlier
+    write may have stored it.
     """
 
-    __slots__ = (
-        "_entry", "_is_ended", "_size", "batch", "error", "is_again", "key", "made", "member", "message_id", "position",
-        "waiter",
-    )  # fmt: skip
+    __slots__ = ("_entry", "_later", "_size", "batch", "member", "ref")
+    is_again = False
 
-    def __init__(
-        self,
-        batch: Batch,
-        message_id: str,
-        key: str | None,
-        entry: Any,
-        size: int,
-        member: BatchMember | None,
-        made: Output | None = None,
-        *,
-        is_again: bool = False,
-    ) -> None:
+    def __init__(self, batch: Batch, identity: str, ref: MessageRef, entry: Any, size: int, member: Any) -> None:
+        super().__init__()
         self.batch = batch
-        self.message_id = message_id
-        self.key = key
+        self.ref = ref
+        self.member: BatchMember | None = member
         self._entry = entry
         self._size = size
-        self.member = member
-        self.made = made
-        self.is_again = is_again
-        self._is_ended = False
-        self.error: Exception | None = None
-        self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.position = len(batch.ids)
-        batch.add(message_id, entry, size)
+        batch.add(identity, entry, size)
         batch.waiters.append(self)
 
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._is_ended
-
-    def set_result(self, result: None, /) -> None:
-        """The server has it."""
-        self._is_ended = True
-        if not self.waiter.done():
-            self.waiter.set_result(None)
-
-    def set_exception(self, exception: Exception, /) -> None:
-        """It is not stored, or it is not known whether it is."""
-        self._is_ended = True
-        self.error = exception
-        if not self.waiter.done():
-            self.waiter.set_exception(exception)
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Its caller is cancelled."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._later: asyncio.Future[None] = self.get_loop().create_future()
+            self._later.add_done_callback(asyncio.Future.exception)  # without this asyncio logs an error of its own
+            self.batch.replace_waiter(self.ref, self._later)
+        return is_cancelled
 
     async def is_unknown(self) -> bool:
         """Wait for its end. Returns whether it is still not known if it is stored."""
-        if not self._is_ended:
-            self.waiter = asyncio.get_running_loop().create_future()
-            with suppress(RsmqError):
-                await self.waiter
-        is_certain = self.error is None or (not self.is_again and isinstance(self.error, TopicFull | BrokerUnavailable))
+        if not self._end.done():
+            await asyncio.wait([self._end])
+        error = self._end.exception()
+        is_certain = error is None or (not self.is_again and isinstance(error, TopicFull | BrokerUnavailable))
         return not is_certain
+
+    @property
+    def _end(self) -> asyncio.Future[None]:
+        return self._later if self.cancelled() else self
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the server has confirmed it."""
+        return self._end.done() and self._end.exception() is None
 
     @property
     def output(self) -> Output:
         """The same, to be stored again."""
-        if self.made is not None:
-            return self.made
         parts = Append.fields_of(self._entry)
         fields = [parts[0], parts[1], *[each if isinstance(each, str) else each.decode() for each in parts[2:]]]
-        about = (self.batch.topic, self.batch.partition, self.message_id, fields, self._size, "")
+        about = (self.batch.topic, self.batch.partition, str(self.ref), fields, self._size, "")
         return Output(*about, is_once=False, member=self.member)
 
     @property
     def known(self) -> bytes | None:
         """Once it is stored: where a message of its id is that was there before: a stream id, or when it is due."""
-        if self.made is None:
-            return None
-        return self.batch.known.get(self.message_id) if isinstance(self.batch, Members) else None
+        return None
 
     @property
-    def ref(self) -> MessageRef:
-        """Once it is stored."""
-        ref = MessageRef(self.message_id)
-        ref.home = self.batch.home
-        ref.key = self.key
-        if self.made is not None and self.made.is_once:
-            note_answer(ref, self.batch, self.position)
-        return ref
+    def answered(self) -> MessageRef:
+        """Once it is stored: its ref, with what the server has said about its id."""
+        return self.ref
 
     def __repr__(self) -> str:
-        return f"<MemberOnWay {self.message_id}{' ended' if self._is_ended else ''}>"
+        return f"<MemberOnWay {self.ref}{' ended' if self.done() else ''}>"
+
+
+class OutputOnWay(MemberOnWay):
+    """The same of a member with options, as `output` has made it."""
+
+    __slots__ = ("_made", "_position", "is_again")
+
+    def __init__(self, batch: Batch, made: Output, entry: Any, *, is_again: bool) -> None:
+        self._made = made
+        self._position = len(batch.ids)
+        fields = made.fields
+        key = str(fields[5]) if len(fields) > 4 and fields[4] == "key" else None
+        ref = MessageRef.of(made.message_id, batch.home, key)
+        super().__init__(batch, made.message_id, ref, entry, made.size, made.member)
+        self.is_again = is_again
+
+    @property
+    def output(self) -> Output:
+        return self._made
+
+    @property
+    def known(self) -> bytes | None:
+        return self.batch.known.get(self._made.message_id) if isinstance(self.batch, Members) else None
+
+    @property
+    def answered(self) -> MessageRef:
+        if self._made.is_once:
+            note_answer(self.ref, self.batch, self._position)
+        return self.ref
 
 
 def claimed(claim: Claim, identity: str, batch: Batch, key: str | None) -> MessageRef:

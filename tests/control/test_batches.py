@@ -20,11 +20,13 @@ from rsmq import (
     ConfigError,
     Fallback,
     Message,
+    MessageRef,
     PublishUnknown,
     Reject,
     RetryPolicy,
     Settings,
 )
+from rsmq.codecs import Zstd
 from rsmq.control import BatchStatus
 from rsmq.producer.producer import MemberOnWay
 from rsmq.redis.streams import ensure_groups
@@ -440,7 +442,7 @@ async def test_an_unknown_publish_is_ended_by_the_close(broker: Broker, monkeypa
 
             def lose(on_way: MemberOnWay, _: None) -> None:
                 monkeypatch.undo()
-                on_way.set_exception(PublishUnknown(on_way.message_id, "sms"))
+                on_way.set_exception(PublishUnknown(str(on_way.ref), "sms"))
 
             monkeypatch.setattr(MemberOnWay, "set_result", lose)
             with pytest.raises(PublishUnknown):
@@ -586,6 +588,38 @@ async def test_members_of_a_key_keep_the_order_of_the_calls(broker: Broker) -> N
             refs = await asyncio.gather(*[batch.publish("sms", str(number), key="k") for number in range(100)])
         entries = await ask(broker, "XRANGE", broker.keys.stream("sms", refs[0].partition_number), "-", "+")
     assert [int(fields[1]) for _, fields in entries] == list(range(100))
+
+
+async def test_members_of_several_topics_keep_the_order_of_their_keys(broker: Broker) -> None:
+    """Also if the call that asks for a topic is cancelled meanwhile."""
+    serve(broker, works)
+    serve(broker, works, topic="mail")
+    async with broker.running():
+        async with opened(broker) as batch:
+            calls = [
+                asyncio.create_task(batch.publish(("sms", "mail")[n // 3 % 2], str(n), key="k")) for n in range(60)
+            ]
+            await asyncio.sleep(0)
+            calls[0].cancel()
+            refs = (await asyncio.gather(*calls, return_exceptions=True))[1:]
+        for topic in ("sms", "mail"):
+            (partition,) = {
+                each.partition_number for each in refs if isinstance(each, MessageRef) and each.topic == topic
+            }
+            entries = await ask(broker, "XRANGE", broker.keys.stream(topic, partition), "-", "+")
+            found = [int(fields[1]) for _, fields in entries]
+            assert found == [n for n in range(1, 60) if ("sms", "mail")[n // 3 % 2] == topic]
+
+
+async def test_each_member_of_a_broker_with_codecs_takes_one_number(settings: Settings) -> None:
+    """A number that is not used leaves a gap, and a page of gaps costs the server a change for each member."""
+    broker = Broker(replace(settings, preflight="warn", partitions=2), codecs=[Zstd()])
+    serve(broker, works)
+    async with broker.running():
+        async with opened(broker) as batch:
+            for number in range(16):
+                await batch.publish("sms", str(number))
+        assert await ask(broker, "STRLEN", broker.keys.batch_members(batch.id)) == 8
 
 
 async def test_a_batch_goes_over_a_resize_of_its_topics(broker: Broker) -> None:

@@ -14,7 +14,6 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.following import SeamQuestion, follow, let_keys_go
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import KeyRate, key_rate_of
-from rsmq.consumer.waiting.outgoing import MemberInFlight
 from rsmq.errors import BrokerError
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
@@ -177,7 +176,7 @@ class LaneLifecycle:
             await self._hand_back(lane, lane.outgoing.take_all())
 
     async def _hand_back(
-        self, lane: Lane, messages: Sequence[Message | MemberInFlight], unsure: Collection[tuple[bytes, int]] = ()
+        self, lane: Lane, messages: Sequence[Message], unsure: Collection[tuple[bytes, int]] = ()
     ) -> None:
         if (messages or unsure) and lane.lease.is_held():
             try:

@@ -127,7 +127,7 @@ class Cancellations:
 
     async def _look_at(self, lane: Lane) -> None:
         ids, known = list(lane.in_flight), lane.outgoing.members
-        members = {each: known[each].member for each in ids if each in known} if known else NO_MEMBERS
+        members = {each: known[each] for each in ids if each in known} if known else NO_MEMBERS
         marks = await self._marks(lane, ids, members) if ids else {}
         if not marks or not lane.lease.is_held():
             return

@@ -16,7 +16,6 @@ from rsmq.consumer.settling.outputs import Outputs
 from rsmq.consumer.settling.settling_nodes import SettlingNodes
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.consumer.waiting.outgoing import MemberInFlight
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, NotPermitted, Oversized
 from rsmq.handler.failure import traceback_of
 from rsmq.handler.retry import Bury, Park
@@ -431,7 +430,7 @@ class Settler:
         await self.bury(lane, entry_id, attempts, decision)
 
     async def hand_back(
-        self, lane: Lane, messages: Sequence[Message | MemberInFlight], unsure: Collection[tuple[bytes, int]] = ()
+        self, lane: Lane, messages: Sequence[Message], unsure: Collection[tuple[bytes, int]] = ()
     ) -> None:
         """Return messages that did not run to the end: a planned stop is no attempt. `unsure` are others that have not
         started, with the attempts that are charged to them."""

@@ -12,7 +12,7 @@ from rsmq.consumer.waiting.recovery import Recovery
 from rsmq.consumer.waiting.seam import Seam
 from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
-from rsmq.model.batch_member import BatchMember
+from rsmq.model.batch_member import ANY_GROUP, BatchMember
 from rsmq.model.keys import Keys
 from rsmq.model.layout import NORMAL
 from rsmq.model.message import AnyPermit, AnyStep, Message
@@ -261,8 +261,11 @@ class Lane:
 
     def join(self, message: Message, member: BatchMember) -> None:
         """A message that was made here is a member of a batch: its settlement says so, if that counts."""
-        if member.of_group(self.group) and message.addressee in (None, self.group.encode()):
-            self.outgoing.add_member(message, member, self.in_flight)
+        group = member.block.group
+        if (group == self.group or group == ANY_GROUP) and (
+            message.addressee is None or message.addressee == self.group.encode()
+        ):
+            self.outgoing.add_member(message.entry_id, member, self.in_flight)
 
     def want_result(self) -> None:
         """The result of a message that was made here is to be kept."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import Final
 
 from rsmq.model.batch_member import ANY_GROUP, BatchMember, Outcome
 from rsmq.model.clock import monotonic
@@ -14,19 +17,8 @@ from rsmq.redis.topics import Topic
 
 MOST_OUTGOING: Final = 2000
 """Messages whose outputs wait for the server, before nothing new is read."""
-
-
-class MemberInFlight(NamedTuple):
-    """What is kept of a message in flight that is a member of a batch. Its body may be put aside."""
-
-    entry_id: bytes
-    started_as: int
-    member: BatchMember
-
-    @property
-    def attempt(self) -> int:
-        """Its attempt when it was made, from 1."""
-        return self.started_as
+MOST_MEMBERS: Final = 2 * MOST_OUTGOING
+"""With more members in memory, and more than twice what is in flight, those are removed that have gone otherwise."""
 
 
 @dataclass(slots=True)
@@ -41,7 +33,7 @@ class MessageOutputs:
     `on_stored` is called when the server has confirmed its settlement.
     """
 
-    message: Message | MemberInFlight
+    message: Message
     outputs: list[Output] = field(default_factory=list)
     is_sent: bool = False
     letter: Output | None = None
@@ -99,7 +91,7 @@ class Outgoing:
     def __init__(self) -> None:
         self.kept: dict[bytes, MessageOutputs] = {}
         self.waiting: dict[bytes, MessageOutputs] = {}
-        self.members: dict[bytes, MemberInFlight] = {}
+        self.members: dict[bytes, BatchMember] = {}
         self.is_served = False
         self.is_full = False
         self.can_swap = False
@@ -115,13 +107,13 @@ class Outgoing:
         """Whether more messages may be handled."""
         return not self.is_full and len(self.waiting) < MOST_OUTGOING
 
-    def add_member(self, message: Message, member: BatchMember, in_flight: Collection[bytes]) -> None:
+    def add_member(self, entry_id: bytes, member: BatchMember, in_flight: Collection[bytes]) -> None:
         """A message that is, or will be, in flight is a member of a batch."""
-        if len(self.members) > 2 * MOST_OUTGOING and len(self.members) > 2 * len(in_flight):
+        if len(self.members) > MOST_MEMBERS and len(self.members) > 2 * len(in_flight):
             newest = list(self.members)[-MOST_OUTGOING:]  # they may be on their way
             kept = {each for each in self.members if each in in_flight}.union(newest)
             self.members = {each: known for each, known in self.members.items() if each in kept}
-        self.members[message.entry_id] = MemberInFlight(message.entry_id, message.attempt, member)
+        self.members[entry_id] = member
 
     def leave(self, entry_id: bytes) -> bool:
         """A script has ended it. Returns whether it was a member."""
@@ -131,14 +123,13 @@ class Outgoing:
         """A script has ended these. Returns whether there were members among them."""
         known = self.members
         before = len(known)
-        for entry_id in ids:
-            known.pop(entry_id, None)
+        deque(map(known.pop, ids, repeat(None)), maxlen=0)
         return len(known) < before
 
     def moved_member(self, message: Message, group: str | None) -> BatchMember | None:
         """As which member of its batch the message of a fallback goes on. Without a `group` any may end it."""
         known = self.members.get(message.entry_id)
-        return None if known is None else known.member.in_group(group or ANY_GROUP)
+        return None if known is None else known.in_group(group or ANY_GROUP)
 
     def end_as(self, message: Message, outcome: Outcome) -> None:
         """It was not handled: how it leaves its batch, if it is a member."""
@@ -221,22 +212,20 @@ class Outgoing:
             self.waiting[entry_id] = entry = self.kept.pop(entry_id)
             known = self.members.pop(entry_id, None)
             if known is not None and not entry.is_handed_on:
-                entry.member = known.member
+                entry.member = known
         return ready
 
     def fields_of(self, ids: Iterable[bytes]) -> list[str]:
         """Which of these are which members: the field `batch` of each, or an empty text."""
         known = self.members
-        return [known[each].member.field if each in known else "" for each in ids]
+        return [known[each].field if each in known else "" for each in ids]
 
     def blocks_of(self, ids: Iterable[bytes]) -> list[str]:
         """Which members are among these: a field `batch` for each block, with the numbers of all of them."""
-        known, found = self.members, dict[str, list[str]]()
-        for entry_id in ids:
-            if entry_id in known:
-                block, number = known[entry_id].member
-                found.setdefault(block.front, []).append(str(number))
-        return [f"{front} {' '.join(numbers)}" for front, numbers in found.items()]
+        found = defaultdict[str, list[int]](list)
+        for block, run in groupby(filter(None, map(self.members.get, ids)), itemgetter(0)):
+            found[block.front] += map(itemgetter(1), run)
+        return [f"{front} {' '.join(map(str, numbers))}" for front, numbers in found.items()]
 
     def serve(self) -> bool:
         """Whether a task must be started for what waits. It says `rest` at its end."""
@@ -292,7 +281,7 @@ class Outgoing:
         self.can_swap = can_swap
         self.can_swap_anywhere = can_swap and anywhere
 
-    def take_all(self) -> list[Message | MemberInFlight]:
+    def take_all(self) -> list[Message]:
         """Give up what waits. Returns the messages."""
         messages = [entry.message for entry in self.waiting.values()]
         self.waiting.clear()
