@@ -37,7 +37,7 @@ from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.routes import Routes
 from rsmq.gateway.fleet.sessions import Sessions
-from rsmq.gateway.fleet.shares import Shares
+from rsmq.gateway.fleet.shares import KeptChoices, Shares
 from rsmq.gateway.fleet.state import FleetState
 from rsmq.gateway.fleet.wills import Wills
 from rsmq.gateway.lease import GatewayLease
@@ -197,7 +197,8 @@ class Gateway:
             partial(counts.dropped, "other gateways, QoS 0"), encoding,
         )  # fmt: skip
         router = self.router = MqttRouter(
-            registry, writer, retained, clock.now_ms, self._encoding_in if encoding.names else None
+            registry, writer, retained, KeptChoices(keys, batcher), clock.now_ms,
+            self._encoding_in if encoding.names else None,
         )  # fmt: skip
         pressure = self.pressure = Pressure(
             router, lambda names: others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time

@@ -18,7 +18,7 @@ from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.sessions import PAGE, Ended, Sessions
-from rsmq.gateway.fleet.shares import Shares
+from rsmq.gateway.fleet.shares import KeptChoices, Shares
 from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.clock import ServerClock
 from rsmq.model.message import Message, MessageOrigin
@@ -229,7 +229,7 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
     writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
     registry = Registry(client, keys, batcher)
     retained, now_ms = Retained(client, keys, batcher, 100), ServerClock().now_ms
-    router = MqttRouter(registry, writer, retained, now_ms)
+    router = MqttRouter(registry, writer, retained, KeptChoices(keys, batcher), now_ms)
     await broker.publish(name, b"early", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     await broker.publish(name, b"late", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     early, late = [
@@ -278,7 +278,7 @@ async def test_a_retained_message_is_kept_before_its_subscriptions_are_read(brok
 
     registry.catch_up = look_and_catch_up  # type: ignore[method-assign]
     writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
-    router = MqttRouter(registry, writer, retained, clock.now_ms)
+    router = MqttRouter(registry, writer, retained, KeptChoices(keys, batcher), clock.now_ms)
     headers = {"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1", "mqtt-retain": "1"}
     for payload, others in (
         (b"online", {}), (b"", {}), (b"again", {}), (b"broken", {"mqtt-qos": "x"}), (b"late", {"mqtt-expiry": "0"}),

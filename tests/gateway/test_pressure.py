@@ -151,7 +151,7 @@ class Clock:
 
 async def test_acknowledgements_wait_while_the_router_of_their_partition_lags(redis_client: Client, keys: Keys) -> None:
     told, confirmed, clock = list[list[str]](), list[str](), Clock()
-    router = MqttRouter(Registry(redis_client, keys, ScriptBatcher(redis_client)), None, None, lambda: 0)  # type: ignore[arg-type]
+    router = MqttRouter(Registry(redis_client, keys, ScriptBatcher(redis_client)), None, None, None, lambda: 0)  # type: ignore[arg-type]
     pressure = Pressure(router, lambda names: told.append(list(names)), clock)
     router.under_way = {"mqtt.1": 5_000, "mqtt.2": 5_500}
     pressure.turn(5_000 + LAG_MS)

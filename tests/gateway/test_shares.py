@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
 
 from rsmq import Broker
+from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.retained import Retained
+from rsmq.gateway.fleet.router import MqttRouter
+from rsmq.gateway.fleet.shares import Choice, KeptChoices, Shares, choices_of, read_choices, write_choices
+from rsmq.gateway.protocol.packet import Subscription
+from rsmq.model.clock import ServerClock
+from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.mqtt_subscription import shard_of
+from rsmq.persistence.inbox_writer import InboxWriter, Receipt
+from rsmq.persistence.letter import read_mqtt
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
@@ -116,7 +129,9 @@ async def test_connected_members_come_first_and_messages_wait_where_there_are_no
     assert all(await collect(again, 20))
 
 
-async def test_what_a_member_has_not_acknowledged_goes_to_others_when_its_session_ends(client: Make, name: str) -> None:
+async def test_what_a_member_has_not_acknowledged_goes_to_others_when_its_session_ends(
+    client: Make, name: str, broker: Broker
+) -> None:
     """Not a message of QoS 2 that was on its way to it."""
     leaving = await client(5).connect(f"{name}-l", raw_props=b"\x21\0\2")
     staying = await client(5).connect(f"{name}-s")
@@ -127,6 +142,8 @@ async def test_what_a_member_has_not_acknowledged_goes_to_others_when_its_sessio
     await sender.publish(f"{name}/2", b"never sent", 2)
     out = [await leaving.take(3) for _ in range(2)]
     assert [each.properties[11] for each in out] == [[5], [5]]
+    while await counts(broker, [f"{name}-l"]) != [11]:
+        await asyncio.sleep(0.01)  # the two topics may be in two partitions, which are routed one after the other
     await staying.subscribe((f"$share/g/{name}/#", 2), raw_props=b"\x0b\x06")
     leaving.abort()
     got = [await staying.take(3) for _ in range(11)]
@@ -166,3 +183,155 @@ async def test_no_message_of_a_share_is_lost_when_its_gateway_is_killed(
     (got,) = await collect([staying], 30)
     assert {int(each) for each in got} == set(range(30))
     assert first.payload in got
+
+
+class KilledWriter(InboxWriter):
+    """Of a process that is killed when the letters of one client have not left."""
+
+    unsent = ""
+
+    def put(self, devices: Sequence[str], source: str, letter: bytes, receipt: Receipt) -> None:
+        super().put([each for each in devices if each != self.unsent], source, letter, receipt)
+
+
+@asynccontextmanager
+async def process(broker: Broker, unsent: str = "") -> AsyncIterator[tuple[MqttRouter, Shares]]:
+    """Parts of a gateway that has just begun. `unsent`: the client whose letters it does not send."""
+    client, keys = broker.client, broker.keys
+    batcher = ScriptBatcher(client)
+    running = asyncio.create_task(batcher.run())
+    writer = KilledWriter(batcher, keys, broker.settings, is_cluster=False)
+    writer.unsent = unsent
+    registry, retained = Registry(client, keys, batcher), Retained(client, keys, batcher, 100)
+    router = MqttRouter(registry, writer, retained, KeptChoices(keys, batcher), ServerClock().now_ms)
+    yield router, Shares(client, keys, registry, writer)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def page(broker: Broker, name: str, count: int) -> list[Message]:
+    """Messages of one client in one partition of a topic that no gateway reads."""
+    headers = {"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"}
+    for number in range(count):
+        await broker.publish(name, b"%d" % number, key="one", headers=headers)
+    layout = await broker.topics.existing(name)
+    return [
+        Message(MessageOrigin(name, partition, "mqtt"), entry_id, fields)
+        for partition in layout.numbers
+        for entry_id, fields in await broker.client.execute_command(
+            "XRANGE", broker.keys.stream(name, partition), "-", "+"
+        )
+    ]
+
+
+async def leave_share(member: RawClient, name: str) -> None:
+    """Unsubscribe, whatever messages come meanwhile."""
+    member.send(p.unsubscribe([f"$share/g/{name}"], 3, 5))
+    while (await member.take()).kind != 11:
+        pass
+
+
+async def counts(broker: Broker, clients: Sequence[str]) -> list[int]:
+    """How many letters wait for each client."""
+    return [await broker.client.execute_command("ZCARD", broker.keys.inbox(each)) for each in clients]
+
+
+async def test_a_page_that_is_routed_again_goes_to_the_same_members(client: Make, broker: Broker, name: str) -> None:
+    """Its router dies after it has stored the letters. Then one member goes away, and another one comes."""
+    clients = [f"{name}-{each}" for each in "abc"]
+    first, second, third = [await client(5).connect(each, **KEPT) for each in clients]
+    for each in (first, second):
+        await each.subscribe((f"$share/g/{name}", 1))
+    messages = await page(broker, name, 40)
+    async with process(broker) as (one, _):
+        assert await one.route(messages) is None
+    stored = await counts(broker, clients)
+    assert sum(stored) == 40
+    assert all(stored[:2])
+    await first.disconnect()
+    await third.subscribe((f"$share/g/{name}", 1))
+    key = broker.keys.mqtt(shard_of(clients[0]), "subscriptions")
+    while not (await broker.client.execute_command("HGET", key, clients[0])).endswith(b",0]"):
+        await asyncio.sleep(0.01)
+    async with process(broker) as (two, _):
+        assert await two.route(messages[:15]) is None
+        assert await two.route(messages[15:]) is None
+    assert await counts(broker, clients) == stored
+    await broker.topics.delete(name)
+
+
+async def test_what_a_killed_router_has_not_stored_is_stored_when_its_member_has_left(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """The other member has later letters of the same page, which must not hide the earlier ones; nothing comes twice,
+    also when the page is routed a third time."""
+    clients = [f"{name}-{each}" for each in "abc"]
+    first, second, third = [await client(5).connect(each, **KEPT) for each in clients]
+    for each in (first, second):
+        await each.subscribe((f"$share/g/{name}", 1))
+    messages = await page(broker, name, 40)
+    async with process(broker, unsent=clients[0]) as (one, _):
+        assert await one.route(messages) is None
+    _, stored, _ = await counts(broker, clients)
+    assert 0 < stored < 40
+    await leave_share(first, name)
+    async with process(broker) as (two, _):
+        assert await two.route(messages) is None
+    assert await counts(broker, clients) == [0, 40, 0]
+    await third.subscribe((f"$share/g/{name}", 1))
+    async with process(broker) as (again, _):
+        assert await again.route(messages) is None
+    assert await counts(broker, clients) == [0, 40, 0]
+    await broker.topics.delete(name)
+
+
+async def test_what_a_killed_gateway_has_not_passed_on_is_passed_on_when_its_member_has_left(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """The same for what a member that has left leaves behind."""
+    leaving, *clients = [f"{name}-{each}" for each in "abc"]
+    gone, first, second = [await client(5).connect(each, **KEPT) for each in (leaving, *clients)]
+    await gone.subscribe((f"$share/g/{name}", 1))
+    messages = await page(broker, name, 40)
+    async with process(broker) as (one, _):
+        assert await one.route(messages) is None
+    assert await counts(broker, [leaving, *clients]) == [40, 0, 0]
+    for each in (first, second):
+        await each.subscribe((f"$share/g/{name}", 1))
+    await leave_share(gone, name)
+    async with process(broker, unsent=clients[0]) as (_, shares):
+        await shares.pass_on(leaving)
+    _, stored = await counts(broker, clients)
+    assert 0 < stored < 40
+    await leave_share(first, name)
+    async with process(broker) as (_, shares):
+        await shares.pass_on(leaving)
+        await shares.pass_on(leaving)
+    seqs = await broker.client.execute_command("ZRANGE", broker.keys.inbox(clients[1]), 0, -1)
+    names = [broker.keys.letter(clients[1], int(each)) for each in seqs]
+    found = {read_mqtt(each).data for each in await broker.client.execute_command("MGET", *names)}
+    assert found == {b"%d" % number for number in range(40)}
+    await broker.topics.delete(name)
+
+
+def members_of(*clients: str) -> dict[str, dict[str, Subscription]]:
+    """Members of the share `$share/g/x`."""
+    return {"$share/g/x": {each: Subscription("$share/g/x", 1) for each in clients}}
+
+
+def test_a_choice_stays_until_its_member_has_left() -> None:
+    shares = ["$share/g/x"]
+    (kept,) = choices_of((), shares, "7", members_of("a", "b", "c"), ())
+    assert choices_of([kept], shares, "7", members_of("a", "b", "c", "d"), {kept.member}) == (kept,)
+    others = {"a", "b", "c"} - {kept.member}
+    (after,) = choices_of([kept], shares, "7", members_of(*others), ())
+    assert after.chosen == (kept.member, after.member)
+    assert after.member in others
+    assert len({each.source("source:&t.0/mqtt") for each in (kept, after, Choice(kept.share, (after.member,)))}) == 2
+    assert choices_of([after], ["$share/h/x"], "7", {}, ()) == (after,)  # of a share that has no members any more
+    assert read_choices(write_choices([kept, after._replace(share="other")])) == (kept, after._replace(share="other"))
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"[]", b'{"a": 1}', b'{"a": []}', b'{"a": [1]}', b"1"])
+def test_choices_that_another_client_has_written_are_left_out(raw: bytes) -> None:
+    assert read_choices(raw) == ()

@@ -32,7 +32,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "lease": ("owner", "epoch", "until_ms", "reader", "before", "ttl", "clock", "starts", "call", "run"),
     "errors": ("ID", "ID|past", "ID|due"),
     "calls": ("c-1",),
-    "steps": ("ID", "ID|charge"),
+    "steps": ("ID", "ID|charge", "ID|share"),
     "progress": ("ID",),
     "cancels": ("ID", "ID|due"),
     "group": ("distribution", "paused", "created_ms"),

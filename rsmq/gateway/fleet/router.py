@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.gateway.fleet.message import RETAINED, Copy, Published, combine, from_headers
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import REMEMBERED_MS, Retained, stamp
-from rsmq.gateway.fleet.shares import choose
+from rsmq.gateway.fleet.shares import Choice, Decide, KeptChoices, choices_of
 from rsmq.gateway.protocol.packet import Subscription
 from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.handler.handler import Handler, build_handler
@@ -64,6 +64,12 @@ def partition_name(origin: Origin) -> str:
     return f"{origin.topic}.{origin.partition}"
 
 
+def stamp_of(message: Message) -> tuple[bytes, bytes]:
+    """When a message was stored, in ms, and the position of its letters, which has one width."""
+    milliseconds, _, number = message.entry_id.partition(b"-")
+    return milliseconds, milliseconds.zfill(20) + number.zfill(20)
+
+
 def may_be_retained(message: Message) -> bool:
     """Whether the headers of a message say that it is retained, or something that looks so."""
     raw = message.raw_headers
@@ -84,13 +90,14 @@ class MqttRouter:
     """
 
     def __init__(
-        self, registry: Registry, writer: InboxWriter, retained: Retained, now_ms: Callable[[], int],
-        encoding_in: Callable[[str], Encoding] | None = None,
+        self, registry: Registry, writer: InboxWriter, retained: Retained, choices: KeptChoices,
+        now_ms: Callable[[], int], encoding_in: Callable[[str], Encoding] | None = None,
     ) -> None:  # fmt: skip
         """`encoding_in`: what encodes the letters of a topic. Without it they are stored as they were published."""
         self._registry = registry
         self._writer = writer
         self._retained = retained
+        self._choices = choices
         self._now_ms = now_ms
         self._encoding_in = encoding_in
         self.routed = 0
@@ -133,15 +140,17 @@ class MqttRouter:
         await self._registry.catch_up()
         self._renew_plans()
         self.routed += len(messages)
-        stored = Receipt()
+        stored, shared = Receipt(), list[tuple[Message, RoutePlan]]()
         for origin, run in groupby(messages, ORIGIN):
             source, new = source_of(origin), self._registry.new.get(partition_name(origin))
             for message in run:
-                self._deliver(message, source, stored, new)
+                self._deliver(message, source, stored, shared, new)
             if new:
                 passed = sortable(message.entry_id)
                 new[:] = [each for each in new if each[0] > passed]
         try:
+            if shared:
+                await self._share_all(shared, stored)
             await stored.complete()
         except BrokerUnavailable as error:
             return [error] * len(messages)
@@ -187,41 +196,75 @@ class MqttRouter:
         self._renew_plans()
         origin = message.origin
         new = self._registry.new.get(partition_name(origin))
-        self._deliver(message, source_of(origin), stored, new)
+        shared = list[tuple[Message, RoutePlan]]()
+        self._deliver(message, source_of(origin), stored, shared, new)
         try:
+            if shared:
+                await self._share_all(shared, stored)
             await stored.complete()
         except Exception as error:
             return error
         return None
 
-    def _deliver(self, message: Message, source: str, stored: Receipt, new: Sequence[tuple[str, New]] | None) -> None:
-        """Queue the letters of one message. `new`: subscriptions that older messages do not meet."""
+    def _deliver(
+        self, message: Message, source: str, stored: Receipt, shared: list[tuple[Message, RoutePlan]],
+        new: Sequence[tuple[str, New]] | None,
+    ) -> None:  # fmt: skip
+        """Queue the letters of one message. `new`: subscriptions that older messages do not meet. `shared` gets it if
+        it meets shared subscriptions, too."""
         try:
             plan = self._older_plan(message, new) if new else self._plan_of(message)
         except ValueError as error:
             log.warning("message %s has broken MQTT headers and is not routed: %s", message.id, error)
             return
-        if not plan.fronts and not plan.shares:
+        if plan.shares:
+            shared.append((message, plan))
+        if not plan.fronts:
             return
-        milliseconds, _, number = message.entry_id.partition(b"-")
-        position = milliseconds.zfill(20) + number.zfill(20)
+        milliseconds, position = stamp_of(message)
         writer, (data, binding) = self._writer, self._stored(message)
         about = b"" if binding is None else pack_binding(binding)
         for plain_front, clients in plan.fronts:
             front = encoded_front(plain_front, about) if about else plain_front
             writer.put(clients, source, pack_letter(position, milliseconds, plan.ttl_ms, front + data), stored)
             self.letters += len(clients)
-        for share in plan.shares:
-            members = self._registry.shares[share]
-            client = choose(position.decode(), members, self._registry.offline)
-            copy = combine(plan.published, (members[client],))
+
+    async def _share_all(self, shared: Sequence[tuple[Message, RoutePlan]], stored: Receipt) -> None:
+        """Queue the letters of shared subscriptions, when it is kept which members get them. Raises BrokerError."""
+        by_origin = ((origin, list(run)) for origin, run in groupby(shared, lambda each: each[0].origin))
+        await asyncio.gather(*(self._share(origin, run, stored) for origin, run in by_origin))
+
+    async def _share(self, origin: Origin, run: Sequence[tuple[Message, RoutePlan]], stored: Receipt) -> None:
+        """The same, of one partition."""
+        registry, source = self._registry, source_of(origin)
+
+        def decide(kept: Sequence[Choice], message: Message, plan: RoutePlan) -> Sequence[Choice]:
+            return choices_of(kept, plan.shares, stamp_of(message)[1].decode(), registry.shares, registry.offline)
+
+        wanted: dict[bytes, Decide] = {each.entry_id: partial(decide, message=each, plan=plan) for each, plan in run}
+        kept = await self._choices.keep(origin.topic, origin.partition, GROUP, wanted)
+        for (message, plan), choices in zip(run, kept, strict=True):
+            self._put_shared(message, plan, [each for each in choices if each.share in plan.shares], source, stored)
+
+    def _put_shared(
+        self, message: Message, plan: RoutePlan, choices: Iterable[Choice], source: str, stored: Receipt
+    ) -> None:
+        """Queue the letters of one message for the members that were chosen."""
+        milliseconds, position = stamp_of(message)
+        data, binding = self._stored(message)
+        about = b"" if binding is None else pack_binding(binding)
+        for choice in choices:
+            subscription = self._registry.shares.get(choice.share, {}).get(choice.member)
+            if subscription is None:  # the share has ended
+                continue
+            copy = combine(plan.published, (subscription,))
             assert copy is not None, "a member has a subscription"
             # a client may get the message by a subscription of its own, too: each has its own positions
-            own = f"{source}/{zlib.crc32(share.encode()):08x}"
-            front = front_of(plan.published, copy, share)
+            front = front_of(plan.published, copy, choice.share)
             envelope = (encoded_front(front, about) if about else front) + data
-            writer.put((client,), own, pack_letter(position, milliseconds, plan.ttl_ms, envelope), stored)
-        self.letters += len(plan.shares)
+            letter = pack_letter(position, milliseconds, plan.ttl_ms, envelope)
+            self._writer.put((choice.member,), choice.source(source), letter, stored)
+            self.letters += 1
 
     def _renew_plans(self) -> None:
         """Forget all plans if a subscription has changed."""
