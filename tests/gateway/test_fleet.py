@@ -22,6 +22,7 @@ from rsmq.gateway.fleet.shares import KeptChoices, Shares
 from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.clock import ServerClock
 from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.mqtt_subscription import Subscription, shard_of
 from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter
 from rsmq.persistence.mqtt_clients import MqttClients
@@ -257,6 +258,37 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
     await asyncio.gather(running, return_exceptions=True)
     assert await client.execute_command("KEYS", f"{keys.prefix}:{{{name}}}*") == []
     await broker.topics.delete(name)
+
+
+async def test_a_client_that_subscribes_again_to_what_it_has_changes_nothing(broker: Broker, name: str) -> None:
+    """Else a fleet that connects again writes a change for each client, and routers which miss 10 000 read all again.
+
+    Its newer epoch is written all the same: what an older connection writes is refused.
+    """
+    client, keys = broker.client, broker.keys
+    batcher = ScriptBatcher(client)
+    running = asyncio.create_task(batcher.run())
+    registry, following = (Registry(client, keys, batcher) for _ in range(2))
+    changes = keys.mqtt(shard_of(name), "changes")
+    for shares in (b"OK", b"SHARED"):
+        wanted = [Subscription(f"{name}/#", 1), Subscription("$share/g/x" if shares == b"SHARED" else "x", 2)]
+        await registry.write(name, "10", wanted)
+        before = await client.execute_command("XLEN", changes)
+        assert await registry.write(name, "11", wanted, before={"mqtt.0": "5-0"}) == shares
+        assert await client.execute_command("XLEN", changes) == before
+        with pytest.raises(SessionTaken):
+            await registry.write(name, "10", ())
+        await following.catch_up()
+        assert [each.filter for _, each in following.tree.match("x")] == [wanted[1].filter]
+        assert await registry.write(name, "11", wanted, is_online=False) == shares
+        assert await client.execute_command("XLEN", changes) == before + 1
+        assert await registry.write(name, "12", wanted[:1]) == shares
+        await following.catch_up()
+        assert following.tree.match("x") == []
+        assert await registry.write(name, "12", ()) == b"OK"
+        await client.execute_command("HDEL", keys.mqtt(shard_of(name), "subscriptions"), name)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_retained_message_is_kept_before_its_subscriptions_are_read(broker: Broker, name: str) -> None:
