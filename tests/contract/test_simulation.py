@@ -72,6 +72,14 @@ def test_seeds_with_a_topic_that_grows_keep_every_promise() -> None:
     assert "resizes" in done.stdout
 
 
+def test_seeds_in_which_all_watchers_of_a_large_group_go_keep_every_promise() -> None:
+    """They die; they are paused, and another member dies; each finds half of the group silent. Those that die are
+    replaced in time."""
+    done = simulate("--unwatched", "--seed", "2", "3", "7", "--minutes", "0.1", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 of 3 seeds are clean" in done.stdout
+
+
 def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
     """Each failed when the bug of its line was put back (`python -m tests.simulation.museum`). Every sixth one is here,
     all of them in `make simulation`."""

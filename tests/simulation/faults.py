@@ -26,6 +26,7 @@ from tests.simulation.plan import (
     TOPIC,
     Fault,
 )  # fmt: skip
+from tests.simulation.unwatched import Unwatched
 
 if TYPE_CHECKING:
     from tests.simulation.network import SimulatedConnection
@@ -51,6 +52,8 @@ class Fates:
         run, choices = self._run, self._run.world.choices
         if run.plan.aim:
             Aims(run, self).plan()
+        if run.plan.unwatched:
+            Unwatched(run).plan()
         if not run.plan.faults:
             return
         many = choices.between(*FAULTS_A_SECOND, "faults") * run.plan.seconds

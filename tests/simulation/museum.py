@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Final, Literal
@@ -59,13 +59,14 @@ class Exhibit:
     edits: Sequence[Edit]
     needs: Callable[[Plan], bool] = lambda _: True
     """Only seeds with such a plan can show it; the others are not played."""
-    option: Literal["", "--encoded", "--resized"] = ""
-    """Where messages are encoded, or the topic grows. `make simulation` plays such seeds."""
+    option: Literal["", "--encoded", "--resized", "--unwatched"] = ""
+    """Where messages are encoded, the topic grows, or all watchers go. `make simulation` plays such seeds."""
 
     @property
     def plan(self) -> Plan:
         """What its seeds vary."""
-        return Plan(encodes=float(self.option == "--encoded"), resizes=float(self.option == "--resized"))
+        shares = {"encodes": "--encoded", "resizes": "--resized", "unwatches": "--unwatched"}
+        return replace(Plan(), **{name: float(self.option == option) for name, option in shares.items()})
 
 
 def unfenced(script: str, needs: Callable[[Plan], bool] = lambda _: True) -> Exhibit:
@@ -91,6 +92,12 @@ def resized(
 ) -> Exhibit:
     """A bug that shows where the topic grows."""
     return Exhibit(name, what, [Edit(f"rsmq/{path}", old, new)], needs, "--resized")
+
+
+def unwatched(name: str, what: str, path: str, old: str, new: str, *kinds: str) -> Exhibit:
+    """A bug that shows where all members that watch the others go in one of these ways."""
+    edits = [Edit(f"rsmq/heartbeat/{path}", old, new)]
+    return Exhibit(name, what, edits, lambda plan: plan.unwatched in kinds, "--unwatched")
 
 
 def aims_at(*aims: str) -> Callable[[Plan], bool]:
@@ -948,6 +955,50 @@ EXHIBITS: Final = (
         ],
         lambda plan: plan.rate[0] > 0,
         "--resized",
+    ),
+    unwatched(
+        "no member stands in for the watchers",
+        "when all watchers have died, their partitions wait for the ends of their leases",
+        "group_watch.py",
+        "if self._unwatched >= 2:",
+        "if False:",
+        "die",
+    ),
+    unwatched(
+        "dead watchers count as looking",
+        "the proof of a look outlives the one that has looked",
+        "membership.py",
+        "round(interval * LOOKS_PROVED * 1000)",
+        "round(interval * LOOKS_PROVED * 20_000)",
+        "die",
+        "sleep",
+    ),
+    unwatched(
+        "a member that stands in tells nothing",
+        "the others go on counting on the watchers that have died",
+        "membership.py",
+        "if unheard := silent - self._announced:",
+        "if unheard := frozenset[str]():",
+        "die",
+        "sleep",
+    ),
+    unwatched(
+        "a member that stands in looks at no presence",
+        "it reads the heartbeat keys, which outlive the watchers that have died",
+        "membership.py",
+        "if self._watch.is_large and not self._is_presence_due and not self._watch.watches(monotonic()):",
+        "if self._watch.is_large:",
+        "die",
+        "sleep",
+    ),
+    unwatched(
+        "a member that was said to be silent has no grace",
+        "members whose presence was away for a moment lose their leases: two watchers have told of half of them each",
+        "membership.py",
+        "            self._hinted.update(members)\n",
+        "            self._hinted.update(members)\n"
+        "            for each in members:\n                self._liveness.ended(each)\n",
+        "split",
     ),
 )
 

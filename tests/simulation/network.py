@@ -69,6 +69,8 @@ class SimulatedConnection:
         self.is_cut = False
         self.is_quiet = False
         self.is_reader = False
+        self.is_listener = False
+        """Whether it has a subscription, as the presence of a member."""
         self.chunks = 0
         self.replies = 0
         self.last_out = self.last_in = 0.0
@@ -276,6 +278,7 @@ class Network:
         words = [word.decode(errors="replace") for word in command[:40]]
         connection.is_quiet = command[0] in QUIET
         connection.is_reader = connection.is_reader or command[0] == b"XREADGROUP"
+        connection.is_listener = connection.is_listener or command[0] == b"SUBSCRIBE"
         if words[0] in ("EVALSHA", "EVAL"):
             words[:2] = [name_of(command)]
         if words[0] in RENEWING:

@@ -100,8 +100,11 @@ class Plan:
     `encodes`: the share of seeds in which messages are `encoded`: compressed and encrypted with one of two keys, and of
     half of them the bodies lie in a store, which is slow, goes away, and is swept. Letters are encrypted.
     `resizes`: the share of seeds in which the topic grows, by each factor of `growth` in turn, from so many seconds on.
+    `unwatches`: the share of seeds in which all watchers go at once, by `unwatched`, and nothing else happens.
     """
 
+    unwatches: float = 0.0
+    unwatched: Literal["", "die", "sleep", "split"] = ""
     resizes: float = 0.0
     growth: tuple[int, ...] = ()
     grows_after: float = 0.0
@@ -182,6 +185,15 @@ class Plan:
         )
         return aimed._crowded(choices)
 
+    def _unwatched(self, choices: Choices) -> Plan:
+        """A seed in which all watchers go. Leases are long: what is taken over before they end was found by looking."""
+        shapes: dict[str, Sequence[Any]] = {
+            "unwatched": ("die", "die", "sleep", "split"), "watchers": (1, 2, 3), "members": (5, 6, 7),
+            "partitions": (3, 5, 8), "keys": (4, 12), "leases": ((15.0,), (30.0,)), "burst": (1, 10),
+            "concurrency": (1, 4, 16), "has_outputs": (False, True), "faults": ((),), "noise": (0.0,),
+        }  # fmt: skip
+        return replace(self, **{name: choices.among(options, f"unwatched {name}") for name, options in shapes.items()})
+
     def _crowded(self, choices: Choices) -> Plan:
         """Few members watch all others."""
         if choices.unit("large group") >= self.large or self.members < 2:
@@ -209,6 +221,8 @@ class Plan:
         """The same with what depends on the seed."""
         if choices.unit("resized") < self.resizes:
             return replace(self, resizes=0.0, aims=0.0).varied(choices)._grown(choices)
+        if choices.unit("unwatched") < self.unwatches:
+            return self._unwatched(choices)
         if choices.unit("aim") < self.aims:
             return self._aimed(choices)
         ordering, distribution, batch = choices.among(STYLES, "style")

@@ -215,8 +215,8 @@ class Shares:
             sealed = seal_for(letter, members[chosen])
         except RefusedPacket:  # another client has written its properties
             return False
-        # a source of its own for each choice of members: what is repeated for the same ones is skipped, and a later letter
-        # that one of them has got before hides none that is meant for it now
+        # a source of its own for each choice of members: what is repeated for the same ones is skipped, and a later
+        # letter that one of them has got before hides none that is meant for it now
         if letter.share not in sources:
             among = "\0".join(sorted(candidates(members, self._registry.offline)))
             name = hashlib.blake2b(client.encode(), digest_size=6).hexdigest()
