@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from benchmarks import codecs, curve, everyday, gateway_page, imports, limits, robust, scale, telemetry, waiting
+from benchmarks import codecs, curve, everyday, gateway_page, imports, inbox, limits, robust, scale, telemetry, waiting
 from benchmarks.peers import report
 from benchmarks.pipeline import figure as pipeline
 from benchmarks.section import Section
@@ -25,6 +25,7 @@ SECTIONS: Final[dict[str, Section]] = {
         limits,
         curve,
         scale,
+        inbox,
         pipeline,
         gateway_page,
         robust,

@@ -30,6 +30,7 @@ from benchmarks.groups import groups
 from benchmarks.plan import Plan, costs_of
 from benchmarks.section import RESULTS, Section
 from benchmarks.server import ServerMeter, server
+from benchmarks.subscriptions import subscriptions
 from benchmarks.table import table
 from rsmq import Broker, Settings
 from rsmq.model.message import entry_fields
@@ -310,6 +311,10 @@ TITLES: Final = {
     "change_view_ms": "the same, CPU ms of each member, without the assignment",
     "assign_ms": "assignment of 1,024 partitions, CPU ms of each member",
     "seconds": "until all handled, s", "send_us": "server CPU, µs a letter", "open_us": "server CPU, µs a session",
+    "held_bytes": "each gateway process, bytes each", "begin_us": "it begins, CPU µs each",
+    "begin_seconds": "it begins, CPU s", "match_us": "a topic name is matched, CPU µs",
+    "read_us": "it begins, server CPU µs each", "again_us": "a client subscribes again, server CPU µs",
+    "again_changes": "changes that 1,000 of them write",
     "session_bytes": "server, bytes a session", "gateway_bytes": "gateway, bytes a session",
 }  # fmt: skip
 
@@ -345,6 +350,12 @@ STUDIES: Final = (
         "devices", "Devices",
         "So many devices with three letters of about 180 bytes each; then sessions, at most 2,000 at once.",
         (1_000, 5_000, 20_000), devices, ("server_bytes", "send_us", "open_us"),
+    ),
+    Study(
+        "subscriptions", "Subscriptions of MQTT clients",
+        "So many clients, each of which has subscribed to a topic name of its own. A gateway process begins, and 1,000 "
+        "clients subscribe again to what they have.",
+        (10_000, 100_000, 1_000_000), subscriptions, ("server_bytes", "held_bytes", "begin_us", "match_us", "again_us"),
     ),
 )  # fmt: skip
 
@@ -419,19 +430,45 @@ def short(report: dict[str, Any]) -> str:
     rows = []
     for study in STUDIES:
         if figures := found.get(study.name):
-            grown = verdict(study, figures).replace("**", "").partition(":")[2].strip().rstrip(".")
+            what = verdict(study, figures).replace("**", "").partition(":")[2].strip().rstrip(".")
             sizes = " – ".join(f"{size:,}" for size in (study.sizes[0], study.sizes[-1]))
-            rows.append(f"| {study.title.lower()}: {sizes} | {grown} |")
+            rows.append(f"| {study.title}: {sizes} | {what} |")
     plan = "\n".join(Plan(**report["plan"]).page()) if "plan" in report else ""
     later = "".join(f" {name.capitalize()} on {date}." for name, date in sorted(report.get("later", {}).items()))
-    table = "\n".join(["| from – to | what grows, for each of them |", "|---|---|", *rows])
-    return f"""{table}
+    grown = "\n".join(["| from – to | what grows, for each of them |", "|---|---|", *rows])
+    return f"""{grown}
+
+{largest(found)}
 
 `python -m benchmarks.scale --write`, {facts["date"]}: {facts["machine"]}, Python {facts["python"]}; one run of each
 size, so a fifth more or less means nothing ({SECTION.link}).{later}
 
 {plan}
 """
+
+
+def largest(found: dict[str, list[Figures]]) -> str:
+    """What the largest group and the most subscriptions cost, beside what they should."""
+    if not {"groups", "subscriptions"} <= found.keys():  # a run of some studies only, before that of the others
+        return ""
+    group, held = found["groups"][-1], found["subscriptions"][-1]
+    rows = [
+        ("1,000 members: a join or leave, server CPU ms", group["change_server_ms"], "≤ 20"),
+        ("1,000 members: assignment of 1,024 partitions, CPU ms of each member", group["assign_ms"], "≤ 50"),
+        ("1,000 members: at rest, % of a server core", group["rest_server_percent"], "≤ 3"),
+        ("1,000,000 subscriptions: CPU s until a gateway process has read them", held["begin_seconds"], "≤ 0.2"),
+        ("1,000,000 subscriptions: MB in each gateway process", held["held_bytes"], "≤ 20"),
+        ("1,000 clients subscribe again to what they have: changes", held["again_changes"], "0"),
+    ]
+    lines = table(("", "measured", "goal"), rows)
+    return (
+        "\n".join(lines)
+        + """
+
+The goals of subscriptions are a tenth of those for ten million topic names without wildcards. They are not met: every
+gateway process reads and holds all subscriptions. Give topics of devices a route, and send commands with `broker.send`,
+which needs none."""
+    )
 
 
 SECTION: Final = Section("scale", short, full)
@@ -465,6 +502,10 @@ WHY: Final[dict[str, tuple[str, ...]]] = {
     "delayed": (
         "They move in pages of 200 a partition, so that no call is long, and pages follow each other without a pause.",
     ),
+    "subscriptions": (
+        "Every gateway process holds all of them, so its memory and its start grow with the fleet, whatever share of "
+        "the clients it has. A client that subscribes again to what it has writes no change.",
+    ),
     "devices": (
         "A session is a hash, and a subscription in the gateway that holds it; letters wait as strings of their own. "
         "The gateway's bytes are those of Python's objects, traced while sessions wait for letters.",
@@ -492,7 +533,7 @@ def main() -> None:
         report["studies"] |= studies
         if options.only:
             report.setdefault("later", {}).update(dict.fromkeys(studies, facts["date"]))
-        if {"devices", "pending"} <= report["studies"].keys():
+        if {"devices", "pending", "subscriptions"} <= report["studies"].keys():
             report["plan"] = costs_of(RESULTS, report["studies"])
         if options.write:
             SECTION.keep(report)
