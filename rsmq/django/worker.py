@@ -37,7 +37,7 @@ from rsmq.django.tasks import (
 )
 from rsmq.errors import ConfigError
 from rsmq.handler.dead_hook import Burial
-from rsmq.handler.retry import Bury, decide
+from rsmq.handler.retry import Bury, decide, readable_error
 from rsmq.model.clock import to_ms
 from rsmq.model.message import Message
 from rsmq.redis.client.connector import retrying
@@ -163,7 +163,8 @@ class TaskRunner:
         context = (TaskContext(task_result=result),) if result.task.takes_context else ()
         try:
             value = normalize_json(result.task.call(*context, *result.args, **result.kwargs))
-        except BaseException as error:
+        except BaseException as raised:
+            error = readable_error(raised)
             self._note(error, result, message)
             if result.is_finished:
                 task_finished.send(sender=type(self._backend), task_result=result)  # here: Django logs the traceback

@@ -18,7 +18,7 @@ from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
 from rsmq.errors import CannotDecode, ConfigError, HandlerTimeout, LostBody, Malformed, StoreUnavailable
-from rsmq.handler.failure import describe, exc_info, parts, text_of
+from rsmq.handler.failure import describe, exc_info, parts, source_of, text_of
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.reason import Reason
@@ -40,6 +40,9 @@ class Retry(Exception):
     unless `counts` is False: for work that only comes too early, such as while a provider is down. Once the message is
     older than `uncounted_for` of the policy, every retry counts.
     """
+
+    after: timedelta | None = None
+    counts: bool = True
 
     def __init__(
         self, reason: str = "the handler asked for a retry", *, after: Duration | None = None, counts: bool = True
@@ -66,6 +69,8 @@ class Hold(Exception):
     however often, and however old it is. In a handler without any of these options, or a batch, only the message itself
     waits, with its key.
     """
+
+    name: str | None = None
 
     def __init__(self, duration: Duration, name: str | None = None, reason: str = "its handler asks to wait") -> None:
         super().__init__(reason)
@@ -167,9 +172,7 @@ class RetryPolicy:
     def _is_free(self, error: BaseException, age: timedelta) -> bool:
         """Whether an error of a message of this age is a retry that does not count: its handler says so, or the store
         for what it publishes is away."""
-        is_early = isinstance(error, StoreUnavailable) or (
-            isinstance(error, Retry) and not getattr(error, "counts", True)
-        )
+        is_early = isinstance(error, StoreUnavailable) or (isinstance(error, Retry) and not error.counts)
         return is_early and age < checked_duration("uncounted_for", self.uncounted_for)
 
     def _delay(self, attempt: int, error: BaseException) -> timedelta:
@@ -238,7 +241,7 @@ def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
     else:
         strange = next((each for each in result if each is not None and not isinstance(each, BaseException)), None)
         if strange is None:
-            return list(result)
+            return [None if each is None else readable_error(each) for each in result]
         wrong = f"one outcome is {type(strange).__name__}"
     error = TypeError(
         f"{wrong}: a batch handler returns None (all done) or a list with one entry per message: "
@@ -247,16 +250,55 @@ def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
     return [error] * len(messages)
 
 
+def readable_error(error: BaseException) -> BaseException:
+    """An error of user code where it is caught, or one in its place if it cannot be read. Raises only for a signal.
+
+    A subclass of `Hold` may lack a duration, because its `__init__` does not call that of `Hold`; and a class may
+    override what is read of every error. Whatever reads the returned error does not fail.
+    """
+    try:
+        for part in parts(error):
+            if isinstance(part, Hold) and not (
+                isinstance(part.duration, timedelta) and isinstance(part.name, str | None)
+            ):
+                raise TypeError(f"it holds {part.name!r} for {part.duration!r}")
+            if isinstance(part, Retry):
+                _ = part.after, bool(part.counts)
+            if isinstance(part, Reject):
+                getattr(part, "reason", None)
+        describe(error)
+        source_of(error)
+        return error
+    except BaseException as problem:
+        if is_from_signal(problem):
+            raise
+        trace = object.__getattribute__(error, "__traceback__")
+        return TypeError(
+            f"the error {name_of_class(error)} cannot be read ({describe(problem)}): if it has an __init__, call "
+            f"super().__init__ there"
+        ).with_traceback(trace)
+
+
+def name_of_class(error: BaseException) -> str:
+    """The name of its class, which a metaclass may hide."""
+    try:
+        return type(error).__name__
+    except Exception:
+        return "of a class without a name"
+
+
 def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = timedelta(0)) -> Decision:
-    """The decision for one handled message, which was stored `age` ago.
+    """The decision for one handled message, which was stored `age` ago. `error` is one that `readable_error` returned.
 
     Of a group of errors, as a task group raises it, the strictest part decides: `Reject`
     before an unreadable payload, an error that is not retried, one that is, `Retry`, `Hold`, and at last a retry that
     does not count.
     """
-    whole, error = error, None if error is None else strictest(error, policy, age)
+    if error is None:
+        return Ack()
+    whole, error = error, strictest(error, policy, age)
     match error:
-        case None | AlreadyHandled():
+        case AlreadyHandled():
             return Ack()
         case Reject():
             return Bury(Reason.REJECTED, said_by(whole, text_of(getattr(error, "reason", error))), cause=whole)
@@ -273,7 +315,7 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
     if not is_free and (
         attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy._retries(error, whole))
     ):
-        return Bury(exhausted, describe(whole or error), cause=whole)
+        return Bury(exhausted, describe(whole), cause=whole)
     if isinstance(error, Retry) and isinstance(error.after, timedelta):
         return Park(min(max(error.after, timedelta(0)), LONGEST_DELAY), is_counted=not is_free)
     return Park(policy._delay(attempt, error), is_counted=not is_free)

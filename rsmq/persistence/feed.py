@@ -9,7 +9,7 @@ from typing import Any, Final
 from rsmq.errors import ConfigError
 from rsmq.handler.payload import decode_nothing, decoder_for, formats_for
 from rsmq.handler.reader import PayloadReader
-from rsmq.handler.retry import Park, Reject, Retry, RetryPolicy, decide
+from rsmq.handler.retry import Park, Reject, Retry, RetryPolicy, decide, readable_error
 from rsmq.handler.signature import read_signature
 from rsmq.model.duration import Duration
 from rsmq.model.encoding import NO_CODECS, Encoding
@@ -73,9 +73,12 @@ class Feed:
                 if self._signature.is_async and self._is_behind(message, messages, receipts):
                     raise Retry(WAITS)
                 receipts[number] = self._send(message, devices)
-            except BaseException as error:  # of the user's function: the other messages of the batch have no part in it
-                if is_from_signal(error) or is_cancelled(error):
+            except (
+                BaseException
+            ) as raised:  # of the user's function: the other messages of the batch have no part in it
+                if is_from_signal(raised) or is_cancelled(raised):
                     raise
+                error = readable_error(raised)
                 outcomes[number] = error
                 if isinstance(decide(error, message.attempt, self._retry), Park):
                     stopped.add(message.partition)

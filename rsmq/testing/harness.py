@@ -152,8 +152,8 @@ def runs_of(
             message.attempt,
             result,
             each,
-            () if each else outputs_of(message),
-            () if each else tuple(rows),
+            outputs_of(message) if each is None else (),
+            tuple(rows) if each is None else (),
         )
         for message, each in zip(messages, errors, strict=True)
         if each is not None or not is_rolled_back  # the others run again

@@ -21,13 +21,16 @@ from rsmq.handler.retry import (
     AlreadyHandled,
     Bury,
     Decision,
+    Hold,
     Park,
     Reject,
     Retry,
     RetryPolicy,
+    batch_outcomes,
     decide,
     decide_redelivery,
     is_suspect,
+    readable_error,
 )  # fmt: skip
 from rsmq.model.duration import LONGEST_DELAY
 from rsmq.model.interrupt import mark
@@ -199,3 +202,89 @@ def test_policy_that_names_groups_retries_them() -> None:
     """`retry_on=ExceptionGroup` means the group with all of its parts."""
     policy = RetryPolicy(retry_on=ExceptionGroup)
     assert isinstance(decide(ExceptionGroup("both", [ValueError("a"), KeyError("b")]), 1, policy), Park)
+
+
+class ReadsBadly(Retry, Hold, Reject):
+    """An error whose attributes raise."""
+
+    @property
+    def after(self) -> timedelta:  # type: ignore[override]
+        raise RuntimeError("no time")
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        raise RuntimeError("no reason")
+
+
+class NoDuration(Hold):
+    """Its author has forgotten `super().__init__`, as in those that follow."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class NoDelay(Retry):
+    def __init__(self) -> None:
+        pass
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class OfNoName(Exception, metaclass=Nameless):
+    pass
+
+
+class HiddenParts(ExceptionGroup[Exception]):
+    @property
+    def exceptions(self) -> tuple[Exception, ...]:  # type: ignore[override]
+        raise RuntimeError("no parts")
+
+
+class NoTruth(Exception):
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ReadsBadly.__new__(ReadsBadly), "ReadsBadly cannot be read (AttributeError"),
+        (NoDuration(), "NoDuration cannot be read (AttributeError: 'NoDuration' object has no attribute 'duration')"),
+        (ExceptionGroup("parts", [ValueError("x"), NoDuration()]), "ExceptionGroup cannot be read (AttributeError"),
+        (OfNoName(), "of a class without a name cannot be read (RuntimeError: no name)"),
+        (HiddenParts("parts", [ValueError("x")]), "HiddenParts cannot be read (RuntimeError: no parts)"),
+    ],
+)
+def test_error_that_cannot_be_read_is_a_failed_attempt(error: BaseException, text: str) -> None:
+    """It costs its own message an attempt, and the dead letter says what is wrong with its class."""
+    for outcome in (readable_error(error), *batch_outcomes([error], ["message"])):
+        assert outcome is not None
+        buried = decide(outcome, 1, RetryPolicy(max_attempts=1))
+        assert isinstance(buried, Bury)
+        assert buried.reason == Reason.FAILED
+        assert text in buried.error
+        assert "call super().__init__" in buried.error
+
+
+def test_error_of_an_unusual_class_is_itself() -> None:
+    """Neither a truth value that raises nor a retry without its `__init__` changes what they mean."""
+    assert readable_error(truth := NoTruth("x")) is truth
+    assert decide(truth, 1, RetryPolicy(max_attempts=1)) == Bury(Reason.FAILED, "NoTruth: x")
+    assert readable_error(delay := NoDelay()) is delay
+    assert decide(delay, 1, POLICY) == Park(2 * SECOND)
+
+
+def test_signal_while_an_error_is_read_is_not_its_failure() -> None:
+    """Ctrl-C in the middle of it ends the worker."""
+
+    class Interrupted(ExceptionGroup[Exception]):
+        @property
+        def exceptions(self) -> tuple[Exception, ...]:  # type: ignore[override]
+            raise mark(KeyboardInterrupt(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        readable_error(Interrupted("parts", [ValueError("x")]))

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker, ConfigError, Message, Settings
+from rsmq import Breaker, Broker, ConfigError, Hold, Message, RetryPolicy, Settings
 from rsmq.errors import BrokerError
 from tests.patience import until
 from tests.redis.answers import AnsweringProxy
@@ -50,6 +50,48 @@ async def test_delays_at_the_ends_of_their_type(settings: Settings) -> None:
                 await broker.publish("orders", [2], delay=delay)
         await until(lambda: seen == [[1]], "the one in the past is handled")
         assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 3
+
+
+class WithoutDuration(Hold):
+    """Its `__init__` does not call that of `Hold`."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class WithoutTruth(Exception):
+    """As an array has none."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 10}, {"breaker": Breaker(failures=9)}], ids=repr)
+async def test_error_that_cannot_be_read_ends_nothing_but_its_message(
+    settings: Settings, options: dict[str, Any]
+) -> None:
+    """Each becomes a dead letter, and the worker goes on."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[str]()
+
+    async def raise_named(name: str) -> None:
+        seen.append(name)
+        if name != "last":
+            raise {"duration": WithoutDuration, "truth": WithoutTruth}[name]
+
+    async def raise_each(names: list[str]) -> None:
+        for name in names:
+            await raise_named(name)
+
+    handler = broker.handler("orders", group="g", retry=RetryPolicy(max_attempts=1), **options)
+    handler(raise_each if "batch" in options else raise_named)
+    async with broker.running():
+        for name in ("duration", "truth", "last"):
+            await broker.publish("orders", name)
+            await until(lambda name=name: name in seen, f"{name} is handled")  # type: ignore[misc]
+        topic = await broker.topics.existing("orders")
+        errors = [letter.error async for letter in broker.dead_letters.iterate(topic, "g")]
+    assert "WithoutDuration cannot be read" in errors[0]
+    assert errors[1] == "WithoutTruth"
 
 
 def told(seen: list[Any]) -> Any:

@@ -197,6 +197,31 @@ async def test_attempt_that_fails_after_its_commit_is_handled(till: Till, error:
         assert (await till.letters(), await till.rows(), till.calls) == ([], 1, [1])
 
 
+class NoProblems(Exception):
+    """An error with a length, such as one that lists problems, is false when it lists none."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+async def test_batch_that_fails_after_its_commit_is_handled_though_its_error_is_false(till: Till) -> None:
+    """What counts is that there is an error, not its truth value."""
+
+    @till.broker.middleware
+    async def behind(messages: list[Message], call_next: Any) -> Any:
+        await call_next(messages)
+        raise NoProblems
+
+    @till.broker.handler("orders", group="billing", partitions=1, batch=10, retry=ONCE)
+    async def bill(numbers: list[int], session: Annotated[AsyncSession, Depends(till.effects.session)]) -> None:
+        await session.execute(INSERT, [{"number": number} for number in numbers])
+
+    async with till.broker.running():
+        await till.broker.publish("orders", 1)
+        await until(till.is_settled, "it is settled")
+        assert (await till.letters(), await till.rows()) == ([], 1)
+
+
 async def test_attempt_that_fails_before_its_commit_is_retried(till: Till) -> None:
     """The question costs no effect."""
     till.handle(retry=RetryPolicy(max_attempts=2, wait=wait_fixed(0.01)))

@@ -358,7 +358,7 @@ class BatchRunner(Runner):
 
     async def _end_batch(self, batch: list[Message], outcomes: list[Outcome], heads: list[Message]) -> None:
         """Settle each message: with key order together with those of its key, otherwise by itself."""
-        if any(outcomes):
+        if any(outcome is not None for outcome in outcomes):
             outcomes = await self.commit_check.outcomes(batch, outcomes)
         by_key: dict[tuple[int, bytes], list[tuple[Message, Outcome]]] = {}
         for message, outcome in zip(batch, outcomes, strict=True):

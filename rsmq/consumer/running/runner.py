@@ -32,7 +32,7 @@ from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
 from rsmq.handler.reader import PayloadReader
-from rsmq.handler.retry import Bury, Outcome, Park
+from rsmq.handler.retry import Bury, Outcome, Park, readable_error
 from rsmq.handler.returned import completed
 from rsmq.model.call_counts import SHORT, CallTimes
 from rsmq.model.clock import monotonic
@@ -439,6 +439,7 @@ class Runner(Pool):
         """
         if is_from_signal(error) or not is_running_in(task_slot.task):
             raise error
+        error = readable_error(error)
         self.times.note(monotonic() - task_slot.started)
         reason = task_slot.end()
         if isinstance(error, asyncio.CancelledError):
