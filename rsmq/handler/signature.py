@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 from rsmq.errors import ConfigError
 from rsmq.model.message import Message
@@ -71,7 +72,8 @@ def read_signature(
     unannotated: Any = UNDECLARED,
     declared: Any = UNDECLARED,
 ) -> Signature:
-    """The signature of a handler, called `title` in errors. A parameter with a default keeps its default.
+    """The signature of a handler, called `title` in errors. A parameter with a default keeps its default, except the
+    message: `message: Message | None = None` gets it, so that tests may call the function without one.
 
     `unannotated` replaces a missing annotation (a lambda cannot have one); without it a missing one is refused.
     `declared` is the payload type of a typed topic: the annotation must accept it, and may be missing.
@@ -80,11 +82,12 @@ def read_signature(
         unannotated = list[declared] if is_batch else declared
     is_async = _is_async(function, title)
     hints = annotations_of(function, title)
+    filled = _filled(function, title, hints, is_batch=is_batch)
     if unannotated is not UNDECLARED:
-        hints = {parameter.name: unannotated for parameter in _required(function, title)} | hints
+        hints = {parameter.name: unannotated for parameter in filled} | hints
     items = [
         _item_type(title, parameter.name, hints[parameter.name], is_batch=is_batch)
-        for parameter in _required(function, title)
+        for parameter in filled
         if parameter.name in hints or _refuse_missing(function, title, parameter.name, is_batch=is_batch)
     ]
     payloads = [item for item in items if item is not Message]
@@ -140,17 +143,34 @@ def _is_async(function: Callable[..., Any], title: str) -> bool:
     return is_async
 
 
-def _required(function: Callable[..., Any], title: str) -> list[inspect.Parameter]:
-    """The parameters that a call must fill."""
-    required = []
+def _filled(
+    function: Callable[..., Any], title: str, hints: Mapping[str, Any], *, is_batch: bool
+) -> list[inspect.Parameter]:
+    """The parameters that a call fills: those without a default, and the message."""
+    filled, kept = list[inspect.Parameter](), ""
     for parameter in inspect.signature(function).parameters.values():
-        is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if is_open or parameter.default is not parameter.empty:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        has_default = parameter.default is not parameter.empty
+        if has_default and not _is_message(hints.get(parameter.name), is_batch=is_batch):
+            kept = parameter.name
             continue
         if parameter.kind is parameter.KEYWORD_ONLY:
             raise ConfigError(f"handler {title}: remove the `*` before {parameter.name!r}: arguments go by position")
-        required.append(parameter)
-    return required
+        if kept:
+            raise ConfigError(
+                f"handler {title}: write {parameter.name!r} before {kept!r}, which keeps its default: arguments go by "
+                f"position"
+            )
+        filled.append(parameter)
+    return filled
+
+
+def _is_message(annotation: Any, *, is_batch: bool) -> bool:
+    """Whether it is `Message` or `Message | None`; in a batch handler `list[Message]`, or that or None."""
+    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    wanted = list[Message] if is_batch else Message
+    return wanted in choices and all(choice in (wanted, NoneType) for choice in choices)
 
 
 def annotations_of(function: Callable[..., Any], title: str) -> dict[str, Any]:
@@ -169,6 +189,8 @@ def annotations_of(function: Callable[..., Any], title: str) -> dict[str, Any]:
 
 def _item_type(title: str, name: str, annotation: Any, *, is_batch: bool) -> Any:
     """`T` of `T`, in a batch handler of `list[T]`; Message without its metadata."""
+    if _is_message(annotation, is_batch=is_batch):
+        return Message
     item = annotation
     if is_batch:
         if (get_origin(annotation) or annotation) is not list:

@@ -118,6 +118,29 @@ async def test_message_is_passed_where_it_is_annotated() -> None:
         assert handler.signature.arguments(made) == await handler.invoke(made)
 
 
+async def optional(order: Order, message: Message | None = None) -> Any:
+    return order, message
+
+
+async def optional_many(orders: list[Order], messages: list[Message] | None = None) -> Any:
+    return orders, messages
+
+
+def behind_a_default(order: Order, limit: int = 5, message: Message | None = None) -> None: ...
+
+
+async def test_message_with_a_default_is_passed() -> None:
+    """A default is for callers of the function: the message is passed all the same, or the handler is refused."""
+    handler = build(optional)
+    made = decoded(handler, b'{"number": 1}')
+    assert await handler.invoke(made) == (Order(number=1), made)
+    handler = build(optional_many, batch=10)
+    made = decoded(handler, b'{"number": 1}')
+    assert await handler.invoke_batch([made]) == ([Order(number=1)], [made])
+    with pytest.raises(ConfigError, match="write 'message' before 'limit', which keeps its default"):
+        build(behind_a_default)
+
+
 async def test_handler_of_a_message_decodes_nothing() -> None:
     """A handler that takes only the message gets undecodable payloads, too."""
     handler = build(message_only)
