@@ -87,6 +87,7 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         self.failure: Exception | None = None
         """The error that ended the last worker, or None."""
         self._is_stopped_early = False
+        self._runs = False
         self.cancelled = Counter()
         self._portal = Portal(self._publisher)
         self._bands: dict[str, tuple[str, ...]] = {}
@@ -335,10 +336,16 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
 
         `only`: patterns such as `sms/*` for the `topic/group` of the handlers to serve (all); schedules and outboxes
         run in every worker. `concurrency` takes the place of that of each handler. After `max_messages` it stops by
-        itself, as by `quiet`: for handlers whose libraries keep memory.
+        itself, as by `quiet`: for handlers whose libraries keep memory. Raises ConfigError while it runs already.
         """
         serving = Serving(tuple(only), concurrency, max_messages)
         worker.refuse_handler_process()
+        if self._runs:  # `stop` would reach one of two workers, and the other one would run for ever
+            raise ConfigError(
+                "this broker runs its handlers already: call `run` or `running` once, for example in the lifespan of "
+                "the application, or make another Broker"
+            )
+        self._runs = True
         self.failure = None
         self._is_stopped_early = False
         try:
@@ -346,6 +353,8 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         except Exception as error:
             self.failure = error
             raise
+        finally:
+            self._runs = False
 
     async def _run(self, serving: Serving, task_status: anyio.abc.TaskStatus[None]) -> None:
         async with self:

@@ -101,6 +101,24 @@ def told(seen: list[Any]) -> Any:
     return handle
 
 
+async def test_second_run_of_a_broker_is_refused_and_the_first_one_stops(settings: Settings) -> None:
+    """As where the lifespan of an application and its start both run the handlers."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[Any]()
+    broker.handler("orders", group="g")(told(seen))
+    async with broker.running():
+        with pytest.raises(ConfigError, match="runs its handlers already"):
+            async with broker.running():
+                pass
+        with pytest.raises(ConfigError, match="runs its handlers already"):
+            await broker.run()
+        assert broker.failure is None
+        await broker.publish("orders", 1)
+        await until(lambda: seen == [1], "the worker goes on")
+    async with broker.running():
+        await broker.publish("orders", 2)
+        await until(lambda: seen == [1, 2], "it runs again")
+
+
 LOGGING = """
 import logging, logging.handlers, queue
 from rsmq import SyncBroker
