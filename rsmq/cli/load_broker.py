@@ -37,8 +37,9 @@ def load_object(target: str) -> object:
         raise ConfigError(f"{target!r} names a file: write {name}:{attribute or 'broker'}")
     if not colon or not name or not attribute:
         raise ConfigError(f"{target!r} does not name a broker: {FORM}")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    here = current_directory()
+    if here is not None and str(here) not in sys.path:
+        sys.path.insert(0, str(here))
     found: object = import_module(name)
     for part in attribute.split("."):
         try:
@@ -56,10 +57,10 @@ def import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f"there is no module {name!r} in {Path.cwd()}{suggest_module(name)}") from None
+            raise ConfigError(f"there is no module {name!r} in {suggest_module(name)}") from None
         raise ConfigError(f"{name} cannot be imported: {position_of(error)}{describe(error)}") from None
-    except (Exception, SystemExit) as error:
-        if is_from_signal(error):
+    except BaseException as error:
+        if is_from_signal(error) or isinstance(error, KeyboardInterrupt):
             raise
         raise ConfigError(f"{name} cannot be imported: {position_of(error)}{describe(error)}") from None
 
@@ -73,20 +74,31 @@ def suggest_broker(name: str, wanted: str) -> str:
     return f"did you mean {name}:{(close or brokers)[0]}?"
 
 
+def current_directory() -> Path | None:
+    """The current directory; None if it has been removed, as by a deployment that replaces it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
 def suggest_module(name: str) -> str:
-    """Modules with a similar name, or all that there are."""
+    """Where it was looked for, and modules with a similar name there, or all that there are."""
     first = name.partition(".")[0]
-    here = Path.cwd()
+    here = current_directory()
+    if here is None:
+        return "the current directory, which has been removed: run the command in one that is there"
     names = sorted(
         [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
     )
     if first in names:
         inside = sorted(path.stem for path in (here / first).glob("*.py") if path.stem != "__init__")
-        return f": package {first} has {', '.join(inside) or 'no modules'}"
+        return f"{here}: package {first} has {', '.join(inside) or 'no modules'}"
     close = difflib.get_close_matches(first, names, n=1)
     if close:
-        return f": did you mean {close[0]}?"
-    return f": there are {', '.join(names[:10])}" if names else ", nor any other: run the command where your code is"
+        return f"{here}: did you mean {close[0]}?"
+    there = f": there are {', '.join(names[:10])}" if names else ", nor any other: run the command where your code is"
+    return f"{here}{there}"
 
 
 def position_of(error: BaseException) -> str:
@@ -113,10 +125,11 @@ def is_machinery(filename: str) -> bool:
 
 def is_own(filename: str) -> bool:
     """Whether a file belongs to the project in the current directory, and is not an installed package."""
-    return Path(filename).is_relative_to(Path.cwd()) and "site-packages" not in filename
+    here = current_directory()
+    return here is not None and Path(filename).is_relative_to(here) and "site-packages" not in filename
 
 
 def shorten(filename: str) -> str:
     """Relative to the current directory, if it is inside."""
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+    path, here = Path(filename), current_directory()
+    return str(path.relative_to(here)) if here is not None and path.is_relative_to(here) else filename

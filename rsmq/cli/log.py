@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic_core import to_json
 
@@ -16,13 +17,30 @@ from rsmq.telemetry.context import about_message
 Level = Literal["debug", "info", "warning", "error"]
 
 
+CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What moves the cursor, colours or turns the text of a terminal; not the tab and the line end of a traceback."""
+FORGED: Final = re.compile(r"\n(?=\d\d:\d\d:\d\d)")
+"""A line end before what looks like the beginning of a record."""
+
+
 class LineFormatter(logging.Formatter):
-    """`12:00:00.123 INFO  rsmq.worker[4711] text`."""
+    """`12:00:00.123 INFO  rsmq.worker[4711] text`.
+
+    Errors of handlers may quote payloads, which may come from anywhere: control characters are escaped, and a further
+    line that begins as a record does is indented.
+    """
 
     default_msec_format = "%s.%03d"
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s[%(process)d] %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines of a record."""
+        text = super().format(record)
+        if CONTROLS.search(text):
+            text = CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+        return FORGED.sub("\n    ", text)
 
 
 class JsonFormatter(logging.Formatter):

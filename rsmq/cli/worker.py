@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from signal import Signals
+from typing import Annotated, Any, Final
 
 import anyio
 import typer
@@ -16,7 +18,7 @@ from pydantic import TypeAdapter
 
 from rsmq.broker import Broker
 from rsmq.cli.failure import exit_code
-from rsmq.cli.load_broker import load_broker
+from rsmq.cli.load_broker import current_directory, load_broker
 from rsmq.cli.log import Level, log_to_stderr, logging_of_module
 from rsmq.cli.parameters import Url, duration_option, example
 from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave
@@ -28,6 +30,8 @@ from rsmq.telemetry.listener import Address
 from rsmq.worker.collector import tune_garbage_collector
 from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, Supervisor, signals
 from rsmq.worker.worker import Lifespan
+
+log: Final = logging.getLogger("rsmq.worker")
 
 
 @example("rsmq worker app:broker --only 'sms/*' --concurrency 20 --processes 4")
@@ -82,7 +86,17 @@ def worker(
         serve(service, target, metrics, slot, log_level, is_child=child, is_json=as_json)
         return
     log_to_stderr(log_level, as_json=as_json)
-    command = [sys.executable, "-m", "rsmq", "worker", target, "--child", "--log-level", log_level]
+    command = [
+        sys.executable,
+        *without_the_directory(),
+        "-m",
+        "rsmq",
+        "worker",
+        target,
+        "--child",
+        "--log-level",
+        log_level,
+    ]
     command += [] if grace is None else ["--grace", TypeAdapter(timedelta).dump_python(grace, mode="json")]
     command += ["--json"] if as_json else []
     command += [] if metrics is None else ["--metrics", str(Address.parse(metrics))]
@@ -96,13 +110,20 @@ def worker(
     raise typer.Exit(anyio.run(supervisor.run))
 
 
+def without_the_directory() -> tuple[str, ...]:
+    """An option by which `-m` does not look in the current directory first: an application may have a module `redis` or
+    `queue`, which the command `rsmq` does not find before those of the same name. Not where rsmq itself lies there."""
+    return () if Path(__file__).parents[2] == current_directory() else ("-P",)
+
+
 def serve(
     service: ServedProcess, target: str, metrics: str | None, slot: int, level: Level, *, is_child: bool, is_json: bool
 ) -> None:
     """Run one broker in this process until it has stopped."""
-    with signals(service.obey):
+    with signals(service.obey) as take_back:
         try:
-            run(service, target, metrics, slot, level, is_child=is_child, is_json=is_json)
+            broker = load(target, take_back, level, is_json=is_json)
+            run(service, broker, metrics, slot, is_child=is_child, is_json=is_json)
         except (RsmqError, BaseExceptionGroup) as error:
             if is_child and exit_code(error) == CONFIG_ERROR:
                 service.tell_parent(MISCONFIGURED)
@@ -113,14 +134,25 @@ def serve(
         leave(0)
 
 
-def run(
-    service: ServedProcess, target: str, metrics: str | None, slot: int, level: Level, *, is_child: bool, is_json: bool
-) -> None:
-    """Load the broker and serve it."""
+def load(target: str, take_back: Callable[[], list[Signals]], level: Level, *, is_json: bool) -> Broker:
+    """Load the broker. Its module may set up logging; the signals that stop a worker stay ours."""
     with logging_of_module(level, as_json=is_json):
         broker = load_broker(target)
+    for number in take_back():
+        log.warning(
+            "a module of %s handles %s by itself: the worker takes that signal back, or it could not stop in order. Do "
+            "what your application needs at its end in a lifespan",
+            target, number.name,
+        )  # fmt: skip
     if not (broker.handlers or broker.declared_schedules or broker.services):
         raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
+    return broker
+
+
+def run(
+    service: ServedProcess, broker: Broker, metrics: str | None, slot: int, *, is_child: bool, is_json: bool
+) -> None:
+    """Serve the broker."""
     log_server(broker.settings)
     if is_child:
         service.watch_parent()

@@ -80,8 +80,13 @@ FORWARD: Final = {
 
 
 @contextmanager
-def signals(on_signal: Callable[[int], object], *, has_hangup: bool = False) -> Iterator[None]:
+def signals(
+    on_signal: Callable[[int], object], *, has_hangup: bool = False
+) -> Iterator[Callable[[], list[signal.Signals]]]:
     """Call `on_signal` for SIGTERM, SIGINT, SIGHUP and SIGUSR1, even while the event loop is blocked. Main thread only.
+
+    Gives a function that takes SIGTERM and SIGINT back from a module that was imported meanwhile, and returns those
+    that it had taken.
 
     SIGHUP, the end of the terminal, stays ignored where the process was started so, as by `nohup`: unless it has a
     meaning of its own (`has_hangup`).
@@ -89,9 +94,19 @@ def signals(on_signal: Callable[[int], object], *, has_hangup: bool = False) -> 
     numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     if has_hangup or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: on_signal(number)) for number in numbers}
+
+    def call(number: int, _frame: object) -> None:
+        on_signal(number)
+
+    def take_back() -> list[signal.Signals]:
+        taken = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not call]
+        for number in taken:
+            signal.signal(number, call)
+        return taken
+
+    before = {number: signal.signal(number, call) for number in numbers}
     try:
-        yield
+        yield take_back
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

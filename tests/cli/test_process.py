@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from rsmq import ConfigError
+from rsmq.cli.load_broker import load_object
+from rsmq.cli.log import LineFormatter
+from rsmq.redis.embedded.server import EmbeddedServer
 from tests.cli.conftest import Cli, Running, is_alive
 from tests.servers import Server, wait_until
 from tests.telemetry.test_deploy import is_allowed
@@ -150,6 +157,51 @@ class Broken(logging.Handler):
 logging.getLogger().addHandler(Broken())
 logging.getLogger().setLevel("INFO")
 """
+
+
+TAKES_SIGNALS = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+"""
+
+
+def test_child_beside_a_module_called_redis_that_takes_signals_stops_in_order(cli: Cli, start: Start) -> None:
+    """Child processes find the packages that the command finds, and stop by the signals that an import has taken."""
+    write_app(cli, TAKES_SIGNALS)
+    (cli.directory / "redis.py").write_text("client = None")
+    cli.ok("publish", "orders", "{}")
+    worker = start("worker", "app:broker", "--max-messages", "1000")
+    wait_until((cli.directory / "pid").exists, "the handler has begun")
+    worker.expect("app:broker handles SIGTERM by itself: the worker takes that signal back")
+    worker.signal(signal.SIGTERM)
+    worker.expect("stopping")
+    (cli.directory / "go").touch()
+    assert worker.end() == 0, "\n".join(worker.lines)
+    assert (cli.directory / "done").exists()
+
+
+def test_module_is_loaded_where_the_current_directory_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a deployment that replaces it: what is installed is found, and an error says what is wrong."""
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert load_object("json:dumps") is json.dumps
+    with pytest.raises(ConfigError, match="no module 'no_such_app' in the current directory, which has been removed"):
+        load_object("no_such_app:broker")
+    with pytest.raises(ConfigError, match="the current directory has been removed, and the embedded server"):
+        EmbeddedServer()
+
+
+def test_text_of_an_error_forges_no_line_of_the_log() -> None:
+    """It may quote a payload: control characters are escaped, and what looks like a record is no line of its own."""
+    error = ValueError("\x1b[2J\x9b\u202e\r\n12:00:00.000 INFO    rsmq.worker[1] stopping\n\tand more")
+    record = logging.LogRecord("rsmq.handler", logging.WARNING, "", 0, "it failed: %s", (error,), (None, error, None))
+    shown = LineFormatter().format(record)
+    assert shown.isascii()
+    assert set(shown) & set(map(chr, range(32))) == {"\n", "\t"}
+    assert [line for line in shown.splitlines() if re.match(r"\d\d:", line)] == shown.splitlines()[:1]
+    assert "\n    12:00:00.000 INFO    rsmq.worker[1] stopping\n\tand more" in shown
 
 
 def test_handler_of_logging_that_raises_costs_no_message(cli: Cli, start: Start) -> None:

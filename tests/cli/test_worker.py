@@ -376,6 +376,7 @@ MISTAKES = {
     "syntax:broker": "syntax.py:1: SyntaxError",
     "handler:broker": 'handler.py:3: @broker.handler("orders", group="a:b"): group name \'a:b\' is not allowed',
     "empty:broker": "empty:broker has no handler",
+    "own:broker": "own.py:2: raise Own('no'): Own: no",
     "lazy:broker": "lazy:broker cannot be read: lazy.py:2: return 1 // 0: ZeroDivisionError",
 }
 
@@ -388,6 +389,7 @@ def test_wrong_target_is_explained(cli: Cli, app: Path, target: str, text: str) 
     (cli.directory / "syntax.py").write_text("broker = (\n")
     (cli.directory / "empty.py").write_text("from rsmq import Broker\nbroker = Broker()\n")
     (cli.directory / "lazy.py").write_text("def __getattr__(name):\n    return 1 // 0\n")
+    (cli.directory / "own.py").write_text("class Own(BaseException): ...\nraise Own('no')\n")
     (cli.directory / "handler.py").write_text(
         'from rsmq import Broker\nbroker = Broker()\n@broker.handler("orders", group="a:b")\nasync def f(x: str): ...\n'
     )

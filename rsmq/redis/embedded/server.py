@@ -44,6 +44,17 @@ _named = set[str]()
 START_SECONDS = keeper.START_SECONDS + keeper.STOP_SECONDS
 
 
+def current_directory() -> Path:
+    """The current directory. Raises ConfigError if it has been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the current directory has been removed, and the embedded server belongs to a directory: set RSMQ_URL, or "
+            "run the program in one that is there"
+        ) from None
+
+
 class EmbeddedServer:
     """A claim on the server of one project. All methods block: call them in a thread from async code.
 
@@ -52,7 +63,7 @@ class EmbeddedServer:
     """
 
     def __init__(self, project: Path | None = None) -> None:
-        self.project = project_root(Path.cwd() if project is None else project)
+        self.project = project_root(current_directory() if project is None else project)
         self.directory = data_directory(self.project)
         self.socket_path = socket_path(self.directory)
         self._users: int | None = None
