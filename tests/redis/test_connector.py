@@ -299,8 +299,27 @@ def test_noscript_error_reaches_the_script_that_answers_it() -> None:
      "redis+sentinel://u:p@h1,h2/m?sentinel_username=u&sentinel_password=q&db=2", "rediss+sentinel://h/m?ssl_ca_certs=x"],
 )  # fmt: skip
 def test_valid_urls_are_accepted(scheme: str) -> None:
-    """The forms of RSMQ_URL."""
+    """The forms of RSMQ_URL. The scheme may have capital letters, which the clients for threads do not know."""
     assert check_url(scheme) == scheme
+    name, separator, rest = scheme.partition("://")
+    assert check_url(f"{name.upper()}{separator}{rest}") == scheme
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://h:0/0", "has port 0"),
+        ("redis+cluster://h:7000,h2:0", "has port 0"),
+        ("redis+sentinel://u:p@h:0/m", "has port 0"),
+        ("REDIS://u:@h", "no password before the @"),
+        ("redis://h/2?db=3", "names a database twice"),
+        ("redis+sentinel://h/m/2?db=3", "names a database twice"),
+    ],
+)
+def test_url_that_would_lead_elsewhere_is_refused(url: str, says: str) -> None:
+    """A part of it would be left out in silence."""
+    with pytest.raises(ConfigError, match=says):
+        check_url(url)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ def split_url(url: str) -> SplitResult:
 
 
 def check_url(url: str) -> str:
-    """Return the URL, or raise ConfigError with the forms that are allowed. No error shows a part of a password."""
+    """Return the URL, its scheme in small letters, or raise ConfigError with the forms that are allowed. No error shows
+    a part of a password."""
+    scheme, separator, rest = url.partition("://")
+    url = scheme.lower() + separator + rest
     if re.search(r"[\x00-\x1f\x7f]", url):
         raise ConfigError(f"RSMQ_URL {redact(url)!r} has a line end or a tab in it: percent-encode it, or leave it out")
     refuse_cut_password(url)
@@ -66,6 +69,8 @@ def check_url(url: str) -> str:
         if option not in (allowed := options_for(url)):
             shown = repr(option) if re.fullmatch(r"[a-z_]{1,40}", option) else "that it has"
             raise ConfigError(f"RSMQ_URL may not have the option {shown}, only {', '.join(allowed) or 'none'}")
+    if "db" in options_of and parts.scheme != "unix" and database_in_path(url):
+        raise ConfigError(f"RSMQ_URL {redact(url)!r} names a database twice: leave out the option `db`")
     for option, form in FORMS.items():
         for value in options_of.get(option, ()):
             if not re.fullmatch(form, value, re.ASCII):
@@ -102,6 +107,8 @@ def refuse_empty_parts(url: str) -> None:
     for host in hosts.split(",") if scheme != "unix" else ():
         if not host or host.startswith(":") or host.endswith(":"):
             raise ConfigError(f"RSMQ_URL {redact(url)!r} has an empty host or port: is a variable in it not set?")
+        if re.search(":0+$", host):  # redis-py would take its own default
+            raise ConfigError(f"RSMQ_URL {redact(url)!r} has port 0, where nothing can listen: write the server's")
 
 
 def server_name(url: str) -> str:
@@ -169,12 +176,15 @@ def database_of(url: str | None) -> int:
         return 0
     try:
         parts = split_url(url)
-        path = parts.path.strip("/")
-        if is_sentinel(url):
-            path = path.partition("/")[2]
-        return int((parts.scheme != "unix" and path) or parse_qs(parts.query).get("db", ["0"])[0])
+        return int((parts.scheme != "unix" and database_in_path(url)) or parse_qs(parts.query).get("db", ["0"])[0])
     except ValueError:
         return 0
+
+
+def database_in_path(url: str) -> str:
+    """The part of the path that names the database, perhaps empty."""
+    path = split_url(url).path.strip("/")
+    return path.partition("/")[2] if is_sentinel(url) else path
 
 
 def has_password(url: str) -> bool:
