@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,12 +32,17 @@ CALLS: Final = {"publish": "at most 80", "read to settled": "at most 90", "park 
 
 
 def follow(checkout: Path, way: str) -> dict[str, Any]:
-    """Follow a way with the code of a checkout."""
+    """Follow a way with the code of a checkout. Ends the command with a sentence where that code cannot be imported."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "figures" / "way.py"), way], cwd=checkout, check=True,
+        [sys.executable, str(ROOT / "tests" / "figures" / "way.py"), way], cwd=checkout, check=False,
         env={**os.environ, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
+    if missing := re.search(r"^ModuleNotFoundError: No module named '(\w+)", done.stderr, re.MULTILINE):
+        package = missing[1].replace("_", "-")
+        sys.exit(f"That commit imports {missing[1]}, which this environment does not have: run pip install {package}")
+    if done.returncode:
+        sys.exit(f"{way!r} could not be followed with the code of that commit:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
