@@ -30,7 +30,7 @@ from rsmq.inspector.state import (
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.settings import Settings
-from rsmq.model.stream_id import parse_stream_id
+from rsmq.model.stream_id import is_stream_id, parse_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import MEASURE_GROUP_PARTITION, MEASURE_MEMBERS, MEASURE_PARTITION, Script, Value
 from rsmq.redis.streams import MOST_SEQUENCE, as_dict, ask_all
@@ -219,10 +219,14 @@ def measure_group_partition(keys: Sequence[str], args: Sequence[Any]) -> Steps:
         rows = (yield [("XPENDING", stream, group, "-", "+", MOST_LOOKED_AT)])[0] if has_waits else ()
         if has_waits:  # those that wait for a retry in the night count here: the script asks for each
             pending[1] = next((row[0] for row in rows if row[3] > 0), b"")
-    oldest = min((member.partition(b"|")[0] for member in parked), key=parse_stream_id, default=b"")
+    ids = [each for member in parked if is_stream_id(each := member.partition(b"|")[0])]
+    oldest = min(ids, key=parse_stream_id, default=b"")
+    found = (yield [("XPENDING", stream, group, each, each, 1) for each in ids]) if ids else []
+    both = int(parked_count * sum(map(bool, found)) / len(ids) + 0.5) if ids else 0
     fields = [value or default for value, default in zip(owner, (b"", b"0", b"0"), strict=True)]
     counts = [part for name, count in pending[3] or () for part in (name, int(count))]
-    return [pending[1] or b"", following[0][0] if following else b"", oldest, parked_count, dead, *fields, due, *counts]
+    ends = (pending[1] or b"", following[0][0] if following else b"", oldest)
+    return [*ends, parked_count, dead, *fields, due, both, *counts]
 
 
 def measure_members(keys: Sequence[str], _: Sequence[Any]) -> Steps:

@@ -71,7 +71,7 @@ async def _measured(client: Client, keys: Keys, topic: str, partition: int) -> t
 
 
 def _needs(row: Row, reply: Row) -> GroupNeeds:
-    oldest, undelivered, oldest_parked, parked, _dead, _owner, _epoch, _until, _due, *counts = reply
+    oldest, undelivered, oldest_parked, parked, _dead, _owner, _epoch, _until, _due, _both, *counts = reply
     ids = _text(oldest), parked, _text(oldest_parked), _text(undelivered)
     return GroupNeeds(row[0].decode(errors="replace"), sum(counts[1::2]), *ids)
 

@@ -70,7 +70,8 @@ class GroupPartition:
     `read` counts the entries ever read, None where the server does not know.
 
     `pending` counts what was delivered and is not settled, as XPENDING does; `pending_of` has those of each member.
-    With key order a message that waits for its retry is pending, too. `oldest` is the age of the oldest message that is
+    With key order a message that waits for its retry is pending, too: `pending_for_retry` counts those (of more than
+    100 that wait, it is estimated by the 100 that are due next). `oldest` is the age of the oldest message that is
     pending, unread or waits for a retry (only the 100 that are due next are considered); what waits for a time is left
     out (while something does, so is all of the oldest 1000 that has not started). `oldest_in_stream` leaves out
     those that wait for a retry. `overdue`: how long the first message that waits for a time is past it, None if none
@@ -86,6 +87,7 @@ class GroupPartition:
     read: int | None
     pending: int
     waiting_for_retry: int
+    pending_for_retry: int
     dead_letters: int
     consumers: int
     last_delivered_id: str
@@ -130,6 +132,7 @@ class GroupState:
     is_unread_exact: bool
     pending: int
     waiting_for_retry: int
+    pending_for_retry: int
     dead_letters: int
     shares: tuple[GroupPartition, ...]
     bands: tuple[BandState, ...] = ()
@@ -281,7 +284,7 @@ def topic_state(topic: Topic, rows: Sequence[Row]) -> TopicState:
 def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int) -> GroupPartition:
     """From the group's row of MEASURE_PARTITION and the reply of MEASURE_GROUP_PARTITION."""
     _, delivered, read, unread, consumers = row
-    pending, following, parked_id, waiting_for_retry, dead, owner, epoch, until_ms, due, *counts = reply
+    pending, following, parked_id, waiting_for_retry, dead, owner, epoch, until_ms, due, both, *counts = reply
     until = min(whole(until_ms) or 0, LATEST_MS)
     pending_of = {name.decode(errors="replace"): count for name, count in zip(counts[::2], counts[1::2], strict=True)}
     return GroupPartition(
@@ -294,6 +297,7 @@ def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int
         read=None if read == UNKNOWN else read,
         pending=sum(pending_of.values()),
         waiting_for_retry=waiting_for_retry,
+        pending_for_retry=both,
         dead_letters=dead,
         consumers=consumers,
         last_delivered_id=delivered.decode(),
@@ -355,6 +359,7 @@ def group_state(topic: Topic, name: str, about: Row, shares: Sequence[GroupParti
         is_unread_exact=all(share.is_unread_exact for share in shares),
         pending=sum(share.pending for share in shares),
         waiting_for_retry=sum(share.waiting_for_retry for share in shares),
+        pending_for_retry=sum(share.pending_for_retry for share in shares),
         dead_letters=sum(share.dead_letters for share in shares),
         shares=tuple(shares),
         bands=band_states(topic.layout, shares),

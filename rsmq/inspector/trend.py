@@ -189,7 +189,12 @@ def added(topic: TopicState) -> int:
 def settled(group: GroupState) -> int | None:
     """Messages that the group has finished since its counters began."""
     read = [share.read for share in group.shares if share.read is not None]
-    return sum(read) - group.pending - group.waiting_for_retry if len(read) == len(group.shares) else None
+    return sum(read) - unsettled(group) if len(read) == len(group.shares) else None
+
+
+def unsettled(group: GroupState) -> int:
+    """Messages that were delivered: pending, or waiting for a retry, or both."""
+    return group.pending + max(0, group.waiting_for_retry - group.pending_for_retry)
 
 
 def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
@@ -201,7 +206,6 @@ def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
     said = sum((member.work for member in members if member.heard_ago is not None), NO_WORK)
     left = group.pending
     parts = list[int]()
-    # what is kept for a retry is pending, and counted by the server as waiting for one
     for part in (
         said.running,
         said.waiting_for_retry,
@@ -212,7 +216,10 @@ def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
         parts.append(min(part, left))
         left -= parts[-1]
     running, kept, for_key, for_rate, for_time = parts
-    return Work(running, left, for_key, for_rate, max(kept, group.waiting_for_retry), for_time)
+    # with key order what waits for a retry is pending, too: a member speaks of it, unless it is dead
+    of_the_dead = min(left, max(0, group.pending_for_retry - kept))
+    for_retry = kept + of_the_dead + unsettled(group) - group.pending
+    return Work(running, left - of_the_dead, for_key, for_rate, for_retry, for_time)
 
 
 def stalled(group: GroupState, members: Sequence[MemberState]) -> timedelta | None:

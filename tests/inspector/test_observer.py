@@ -13,7 +13,9 @@ from rsmq import Broker, Reject, Retry, Settings
 from rsmq.errors import ConfigError
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import GroupPartition, Snapshot, member_state
+from rsmq.inspector.trend import compare
 from rsmq.model.keys import Keys
+from rsmq.model.work import Work
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 from tests.inspector.states import PART, group_of
@@ -234,6 +236,24 @@ class WithoutScripts(Counting):
         if any(command[0] == "EVAL" for command in commands):
             return [ConfigError("the server's ACL does not allow this")] * len(commands)
         return await super().pipelined(commands)
+
+
+async def test_message_that_is_parked_and_pending_counts_once(client: Client, keys: Keys, settings: Settings) -> None:
+    """With key order a failed message stays pending until its retry starts; without, it is only parked."""
+    await Topics(client, keys, settings).ensure("orders", 1)
+    stream, retry = keys.stream("orders", 0), keys.retry("orders", 0, "billing")
+    ids = [await client.execute_command("XADD", stream, "*", "data", "1") for _ in range(3)]
+    await client.execute_command("XGROUP", "CREATE", stream, "billing", "0")
+    await client.execute_command("XREADGROUP", "GROUP", "billing", "w1", "STREAMS", stream, ">")
+    await client.execute_command("XACK", stream, "billing", ids[0])
+    await client.execute_command("ZADD", retry, 1, ids[0] + b"|1", 2, ids[1] + b"|1")
+    seen = await steady(client, keys, settings)
+    (state,), (group,) = seen.groups, compare(None, seen).groups
+    assert (state.pending, state.waiting_for_retry, state.pending_for_retry) == (2, 2, 1)
+    assert (group.work, group.backlog) == (Work(ready=1, waiting_for_retry=2), 3)
+    assert await steady(WithoutScripts(client), keys, settings) == seen
+    await client.execute_command("ZADD", retry, 3, b"no message")
+    assert await steady(WithoutScripts(client), keys, settings) == await steady(client, keys, settings)
 
 
 async def test_plain_commands_answer_as_the_scripts(client: Client, keys: Keys, settings: Settings) -> None:

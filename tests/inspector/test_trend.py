@@ -51,14 +51,22 @@ def test_two_snapshots_make_rates() -> None:
 
 def test_backlog_is_the_sum_of_what_is_unread_ready_running_and_waiting() -> None:
     """What members said at a heartbeat, within what the server counts now: with key order a retry is pending, too."""
-    said = Work(running=3, ready=1, waiting_for_key=2, waiting_for_retry=2)
-    group = row(None, snapshot(0.0, member=replace(MEMBER, work=said)))
+    said, part = Work(running=3, ready=1, waiting_for_key=2, waiting_for_retry=2), replace(PART, pending_for_retry=2)
+    group = row(None, snapshot(0.0, part, member=replace(MEMBER, work=said)))
     assert group.work == Work(running=3, ready=1, waiting_for_key=2, waiting_for_retry=2)
     assert group.backlog == 100 + 8
     late = row(None, snapshot(0.0, replace(PART, pending=1), member=replace(MEMBER, work=said)))
     assert late.work == Work(running=1, waiting_for_retry=2), "the rest was settled since the heartbeat"
-    dead = row(None, snapshot(0.0, member=replace(MEMBER, work=said, heard_ago=None)))
-    assert dead.work == Work(ready=8, waiting_for_retry=2), "the next owner takes them over"
+    dead = row(None, snapshot(0.0, part, member=replace(MEMBER, work=said, heard_ago=None)))
+    assert dead.work == Work(ready=6, waiting_for_retry=2), "the next owner takes them over"
+
+
+def test_message_whose_retry_is_due_and_that_waits_for_a_hold_counts_once() -> None:
+    """It is parked and pending until it starts; its member says that it waits for a rate or a hold."""
+    held = replace(PART, unread=0, pending_for_retry=2)
+    group = row(None, snapshot(0.0, held, member=replace(MEMBER, work=Work(waiting_for_rate=8))))
+    assert group.work == Work(waiting_for_rate=8)
+    assert group.backlog == 8
 
 
 def test_what_waits_for_a_time_is_waiting_and_no_backlog() -> None:
