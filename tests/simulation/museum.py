@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -1073,19 +1073,42 @@ def play(folder: Path, seeds: Sequence[int], exhibit: Exhibit) -> str:
     return done.stdout + done.stderr
 
 
+def kept_seeds() -> dict[str, str]:
+    """The seeds that the tests play, by the name of what each has found."""
+    return dict(line.split(" ", 1)[::-1] for line in SEEDS.read_text().splitlines())
+
+
+def keep(seeds: Mapping[str, str]) -> None:
+    """Write the list of the seeds that the tests play."""
+    SEEDS.write_text("".join(f"{seeds[each.name]} {each.name}\n" for each in EXHIBITS if each.name in seeds))
+
+
+def is_stale(exhibit: Exhibit, seeds: Mapping[str, str]) -> bool:
+    """Whether its seed does not find it any more: what a worker sends has changed since."""
+    if exhibit.name not in seeds:
+        return False
+    with put_back(exhibit) as scratch:
+        return "1 of 1 seeds are clean" in play(scratch, [int(seeds[exhibit.name])], exhibit)
+
+
+def stale(exhibits: Sequence[Exhibit], jobs: int) -> list[Exhibit]:
+    """Those whose seeds do not find them any more."""
+    seeds = kept_seeds()
+    with ThreadPoolExecutor(jobs) as pool:
+        answers = list(pool.map(lambda each: is_stale(each, seeds), exhibits))
+    return [each for each, answer in zip(exhibits, answers, strict=True) if answer]
+
+
 def write(found: Found) -> None:
     """Put it into the table of README.md, and its seed into the list that the tests play; the rest stays."""
-    seeds = dict(line.split(" ", 1)[::-1] for line in SEEDS.read_text().splitlines())
     if found.seed is not None and not found.exhibit.option:
-        seeds[found.exhibit.name] = str(found.seed)
-    kept = [f"{seeds[each.name]} {each.name}\n" for each in EXHIBITS if each.name in seeds]
-    SEEDS.write_text("".join(kept))
+        keep(kept_seeds() | {found.exhibit.name: str(found.seed)})
     before, _, rest = PAGE.read_text().partition(HEADER)
     table, _, after = rest.partition("\n\n")
     rows = {row.split(" | ")[0].removeprefix("| "): row for row in table.splitlines()}
     rows[found.exhibit.name] = found.row
-    kept = [rows[each.name] for each in EXHIBITS if each.name in rows]
-    PAGE.write_text(before + HEADER + "\n".join(kept) + "\n\n" + after)
+    shown = [rows[each.name] for each in EXHIBITS if each.name in rows]
+    PAGE.write_text(before + HEADER + "\n".join(shown) + "\n\n" + after)
 
 
 def main() -> int:
@@ -1097,15 +1120,25 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="put what is found into the table of tests/simulation/README.md"
     )
+    parser.add_argument(
+        "--stale", action="store_true",
+        help="only those whose kept seed does not find them any more; with --write the list keeps no stale seed",
+    )  # fmt: skip
     chosen, missed = parser.parse_args(), 0
     exhibits = [each for each in EXHIBITS if not chosen.only or any(part in each.name for part in chosen.only)]
+    if chosen.stale:
+        exhibits = stale(exhibits, chosen.jobs)
+        print(f"{len(exhibits)} of {len(kept_seeds())} kept seeds are stale", flush=True)
+        if chosen.write:
+            gone = {each.name for each in exhibits}
+            keep({name: seed for name, seed in kept_seeds().items() if name not in gone})
     with ThreadPoolExecutor(chosen.jobs) as pool:
         searches = [pool.submit(find, exhibit, chosen.minutes * 60) for exhibit in exhibits]
         for search in as_completed(searches):
             found = search.result()
             missed += found.seed is None
             print(found, flush=True)
-            if chosen.write:
+            if chosen.write and not (chosen.stale and found.seed is None):
                 write(found)
     return 1 if missed else 0
 
