@@ -51,15 +51,28 @@ def begin(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Let nothing of a name start for a time. What waits has no attempt. Another hold of the name is replaced."""
+    """Let nothing of a name start for a time. What waits has no attempt. Another hold of the name is replaced.
 
-    async def act(connection: CommandConnection) -> datetime:
-        return await Holding(connection.client, connection.keys).begin(await connection.topic(topic), name, span, group)
+    It counts for handlers with a rate, a limit, permits or a breaker. To stop a group of others: rsmq group pause.
+    """
 
-    until = ask(url, act)
+    async def act(connection: CommandConnection) -> tuple[datetime, list[str]]:
+        until = await Holding(connection.client, connection.keys).begin(
+            await connection.topic(topic), name, span, group
+        )
+        live = [each for each in await connection.inspector.members(topic, group) if each.heard_ago is not None]
+        return until, sorted({each.group for each in live if not each.limits})
+
+    until, unlimited = ask(url, act)
     about = {"topic": topic, "name": name, "group": group, "until": until}
     what = f"{name or 'everything'} of {topic}{f'/{group}' if group else ''}"
-    print_result(about, f"{what} is held for {duration(span)}, until {timestamp(until)}", as_json=as_json)
+    text = f"{what} is held for {duration(span)}, until {timestamp(until)}"
+    for each in unlimited:
+        text += (
+            f"\ngroup {each} has a handler without a rate, limit or breaker: unless it has permits, it goes on. "
+            f"`rsmq group pause {topic} {each}` stops it"
+        )
+    print_result(about, text, as_json=as_json)
 
 
 @app.command("end", epilog="Example: rsmq hold end sms --name twilio")

@@ -308,6 +308,15 @@ def test_served_topic_is_not_deleted(cli: Cli, app: Path, start: Start) -> None:
     assert "has live members: stop " in result.stderr
 
 
+def test_hold_names_groups_whose_handlers_go_on(cli: Cli, app: Path, start: Start, group: None) -> None:
+    """A handler without a rate, a limit or a breaker does not know holds: `rsmq hold begin` says what stops it."""
+    assert "goes on" not in cli.ok("hold", "begin", "orders", "1h"), "there is no live member"
+    start("worker", "app:broker").expect(" serves ")
+    held = cli.ok("hold", "begin", "orders", "1h")
+    assert "group billing has a handler without a rate, limit or breaker" in held
+    assert "`rsmq group pause orders billing` stops it" in held
+
+
 def test_group_is_listed_paused_resumed_and_reset(cli: Cli, group: None) -> None:
     """A group is listed, paused, resumed and reset, and says what holds its topic."""
     cli.ok("publish", "orders", "-", stdin="1\n2\n3\n")
