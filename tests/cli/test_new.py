@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.conftest import Cli, Running
+from tests.cli.conftest import ROOT, Cli, Running
 from tests.servers import wait_until
 
 
@@ -55,6 +56,20 @@ def test_it_takes_a_notification_and_delivers_it(cli: Cli, start: Callable[..., 
     finally:
         web.terminate()
         web.wait(20)
+
+
+@pytest.mark.parametrize("file", ["rsmq/cli/template/compose.yaml.txt", "deploy/compose/service.yaml"])
+def test_dashboard_of_the_compose_files_starts(cli: Cli, start: Callable[..., Running], file: str) -> None:
+    """With the options that stand there, on every address, and a token as the file says to make one."""
+    text = (ROOT / file).read_text()
+    assert "openssl rand -hex 24 > " in text
+    token = cli.directory / "token"
+    token.write_text(secrets.token_hex(24))
+    program, *words = yaml.safe_load(text)["services"]["dashboard"]["entrypoint"]
+    assert program == "rsmq"
+    start(*(str(token) if each == "/run/secrets/dashboard" else each for each in words), "--port", "0").expect(
+        " shows "
+    )
 
 
 def answers(url: str) -> bool:
