@@ -18,7 +18,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""What moves the cursor, colours or turns the text of a terminal; not the tab and the line end of a traceback."""
+"""Characters that move the cursor, colour or turn the text of a terminal; not the tab and line end of a traceback."""
 FORGED: Final = re.compile(r"\n(?=\d\d:\d\d:\d\d)")
 """A line end before what looks like the beginning of a record."""
 

@@ -254,7 +254,7 @@ def readable_error(error: BaseException) -> BaseException:
     """An error of user code where it is caught, or one in its place if it cannot be read. Raises only for a signal.
 
     A subclass of `Hold` may lack a duration, because its `__init__` does not call that of `Hold`; and a class may
-    override what is read of every error. Whatever reads the returned error does not fail.
+    override what is read of every error. The returned error can be read.
     """
     try:
         for part in parts(error):

@@ -182,7 +182,7 @@ def test_child_beside_a_module_called_redis_that_takes_signals_stops_in_order(cl
 
 
 def test_module_is_loaded_where_the_current_directory_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a deployment that replaces it: what is installed is found, and an error says what is wrong."""
+    """As after a deployment that replaces it: installed modules are found, and an error names the cause."""
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
@@ -194,7 +194,7 @@ def test_module_is_loaded_where_the_current_directory_is_gone(tmp_path: Path, mo
 
 
 def test_text_of_an_error_forges_no_line_of_the_log() -> None:
-    """It may quote a payload: control characters are escaped, and what looks like a record is no line of its own."""
+    """It may quote a payload: control characters are escaped, and a line that looks like a record is indented."""
     error = ValueError("\x1b[2J\x9b\u202e\r\n12:00:00.000 INFO    rsmq.worker[1] stopping\n\tand more")
     record = logging.LogRecord("rsmq.handler", logging.WARNING, "", 0, "it failed: %s", (error,), (None, error, None))
     shown = LineFormatter().format(record)

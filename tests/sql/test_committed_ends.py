@@ -205,7 +205,7 @@ class NoProblems(Exception):
 
 
 async def test_batch_that_fails_after_its_commit_is_handled_though_its_error_is_false(till: Till) -> None:
-    """What counts is that there is an error, not its truth value."""
+    """The truth value of an error does not matter."""
 
     @till.broker.middleware
     async def behind(messages: list[Message], call_next: Any) -> Any:
