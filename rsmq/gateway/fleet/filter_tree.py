@@ -25,17 +25,27 @@ class FilterLevel(Generic[K, V]):
 
 
 class FilterTree(Generic[K, V]):
-    """Filters with their subscribers: a key K has a value V for each of its filters."""
+    """Filters with their subscribers: a key K has a value V for each of its filters.
+
+    Most filters of a fleet are a topic name with one subscriber: these are kept as a pair, without a dict of their own.
+    """
 
     def __init__(self) -> None:
-        self._exact: dict[str, dict[K, V]] = {}
+        self._exact: dict[str, tuple[K, V] | dict[K, V]] = {}
         self._root: FilterLevel[K, V] = FilterLevel()
         self.size = 0
 
     def put(self, pattern: str, key: K, value: V) -> None:
         """Add or replace the value of a key for a filter."""
         if "+" not in pattern and "#" not in pattern:
-            found = self._exact.setdefault(pattern, {})
+            of_name = self._exact.get(pattern)
+            if not isinstance(of_name, dict):
+                if of_name is None or of_name[0] == key:
+                    self._exact[pattern] = key, value
+                    self.size += of_name is None
+                    return
+                of_name = self._exact[pattern] = {of_name[0]: of_name[1]}
+            found = of_name
         else:
             node, levels = self._root, pattern.split("/")
             is_open = levels[-1] == "#"
@@ -48,11 +58,14 @@ class FilterTree(Generic[K, V]):
     def remove(self, pattern: str, key: K) -> None:
         """Remove a key from a filter, if it is there."""
         if "+" not in pattern and "#" not in pattern:
-            found = self._exact.get(pattern, {})
-            if found.pop(key, None) is not None:
+            of_name = self._exact.get(pattern)
+            if isinstance(of_name, dict):
+                self.size -= of_name.pop(key, None) is not None
+                if not of_name:
+                    del self._exact[pattern]
+            elif of_name is not None and of_name[0] == key:
+                del self._exact[pattern]
                 self.size -= 1
-            if not found:
-                self._exact.pop(pattern, None)
             return
         levels = pattern.split("/")
         is_open = levels[-1] == "#"
@@ -73,7 +86,7 @@ class FilterTree(Generic[K, V]):
     def match(self, name: str) -> list[tuple[K, V]]:
         """The subscribers of a topic name; a key whose filters overlap occurs once for each of them."""
         exact = self._exact.get(name)
-        found = list(exact.items()) if exact else []
+        found = list(exact.items()) if isinstance(exact, dict) else [] if exact is None else [exact]
         root = self._root
         if root.children or root.below:
             levels = name.split("/")
