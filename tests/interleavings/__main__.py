@@ -15,6 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from tests.interleavings.bands import BAND_EDITS, BAND_SCENARIOS
 from tests.interleavings.batch_counts import BATCH_SCENARIOS, BATCH_WEAKENINGS
 from tests.interleavings.digests import DIGEST_SCENARIOS, DIGEST_WEAKENINGS
+from tests.interleavings.notes import NOTE_SCENARIOS, NOTE_WEAKENINGS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
 from tests.interleavings.resizing import RESIZE_EDITS, RESIZE_SCENARIOS
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
@@ -87,6 +88,12 @@ def search_all(only: list[str]) -> bool:
             is_good &= not result.broken
             console.print(f"{batch.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
             tell(result)
+    for notes in NOTE_SCENARIOS:
+        if not only or any(part in notes.name for part in only):
+            result = notes.search()
+            is_good &= not result.broken
+            console.print(f"{notes.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
+            tell(result)
     return is_good
 
 
@@ -126,6 +133,12 @@ def search_weakened(only: list[str]) -> bool:
             result = batch.search()
             is_good &= bool(result.broken)
             console.print(f"batch: {batch.what}: {'found' if result.broken else 'NOT FOUND'} ({result.states} states)")
+            tell(result)
+    for kept in NOTE_WEAKENINGS:
+        if not only or any(part in f"steps: {kept.what}" for part in only):
+            result = kept.search()
+            is_good &= bool(result.broken)
+            console.print(f"steps: {kept.what}: {'found' if result.broken else 'NOT FOUND'} ({result.states} states)")
             tell(result)
     return is_good
 
