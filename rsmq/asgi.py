@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -35,6 +36,8 @@ TAKEN: Final = 4001
 """The close code when the device has connected elsewhere: this client must not connect again by itself."""
 REFUSED: Final = 1008
 """The close code when the device sends something else than acknowledgements."""
+LINE_END: Final = re.compile("\r\n|\r|\n")
+"""What ends a line of an event. `str.splitlines` knows more, which are text here: JSON may have U+2028 in a string."""
 RESTART, LATER, FULL_REASON = 1012, 1013, 123
 """The close codes for a lost session and for an unavailable server, and the most bytes of a reason."""
 
@@ -197,7 +200,7 @@ class EventStream:
 
     def _event(self, letter: Letter) -> str:
         text = self._encode(letter)
-        lines = (text if isinstance(text, str) else text.decode()).splitlines() or [""]
+        lines = LINE_END.split(text if isinstance(text, str) else text.decode())
         number, published_ms = event_id(letter)
         return "".join([f"id: {number}-{published_ms}\n", *[f"data: {line}\n" for line in lines], "\n"])
 

@@ -64,7 +64,7 @@ class Browser:
 
     async def _events(self, response: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
         name, data, own = "message", list[str](), ""
-        async for line in response.aiter_lines():
+        async for line in lines(response):
             field, _, value = line.partition(": ")
             if line.startswith(":"):
                 self.comments.append(line)
@@ -75,6 +75,15 @@ class Browser:
                 self.last_id = own or self.last_id
                 yield name, "\n".join(data)
                 name, data, own = "message", [], ""
+
+
+async def lines(response: httpx.Response) -> AsyncIterator[str]:
+    """The lines as a browser splits them; httpx splits at more characters."""
+    rest = ""
+    async for text in response.aiter_text():
+        *ended, rest = (rest + text).split("\n")
+        for line in ended:
+            yield line
 
 
 def payload(event: tuple[str, Any]) -> Any:
@@ -112,6 +121,20 @@ async def test_a_browser_that_stays_is_not_held_up_by_its_window(broker: Broker)
     async with web(broker, window=2, encode=encode) as address, Browser(address).connected() as events:
         await broker.send_many([("ada", n) for n in range(7)])
         assert [(await anext(events))[1] for _ in range(7)] == [f"{n}\nend" for n in range(7)]
+
+
+async def test_a_text_arrives_as_it_is_whatever_it_holds(broker: Broker) -> None:
+    """Separators that Python counts as ends of lines, and a browser does not: in JSON they would break the string."""
+    text = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\r\nh"
+    async with web(broker) as address, Browser(address).connected() as events:
+        await broker.send("ada", {"text": text})
+        assert payload(await anext(events)) == {"text": text}
+    async with web(broker, encode="{0.payload}".format) as address, Browser(address).connected() as events:
+        for sent, got in (("one\r\ntwo\rthree\n", "one\ntwo\nthree\n"), ("", ""), ("x\u2028y", "x\u2028y")):
+            await broker.send("ada", sent)
+            while (event := await anext(events))[1].startswith("{"):
+                pass
+            assert event[1] == got
 
 
 async def test_the_newest_connection_tells_the_older_one_that_it_is_taken(broker: Broker) -> None:
