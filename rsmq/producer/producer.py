@@ -36,6 +36,7 @@ from rsmq.model.publish_options import (
     due_time,
     refuse_unknown,
 )
+from rsmq.model.record import text
 from rsmq.model.settings import Settings
 from rsmq.model.unique import OnConflict, Unique, Until
 from rsmq.model.words import suggestion
@@ -310,7 +311,8 @@ class Producer:
             )
         await note_batches(self._topics, topic)
         if await COUNT_MEMBERS(self._client, self.keys.batch_counts(home), (home, "topic", topic)) != OK:
-            raise BatchEnded(home)
+            name = await self._client.execute_command("HGET", self.keys.batch_state(home), "name")
+            raise BatchEnded(home if name is None else text(name))
 
     async def output(
         self,

@@ -247,6 +247,30 @@ async def test_a_cancelled_batch_takes_no_more_members(broker: Broker) -> None:
     assert len(calls.all) <= 2
 
 
+async def test_a_handler_of_a_cancelled_batch_adds_no_more_members(broker: Broker) -> None:
+    """Its error names the batch as its publisher did."""
+    calls, told, may_add = Callbacks(broker), list[str](), asyncio.Event()
+
+    async def add(message: Message) -> None:
+        assert message.batch is not None
+        told.append("runs")
+        await may_add.wait()
+        with pytest.raises(BatchEnded, match="'campaign'") as caught:
+            await message.batch.publish("sms", "child")
+        told.append(caught.value.name)
+
+    serve(broker, add)
+    async with broker.running():
+        async with opened(broker) as batch:
+            await batch.publish("sms", "parent")
+        await until(lambda: bool(told), "its handler runs")
+        await broker.cancel_batch("campaign")
+        may_add.set()
+        await calls.come("complete", "success")
+    assert told == ["runs", "campaign"]
+    assert numbers(calls.all[0]) == [1, 1, 0, 0, 0, 0]
+
+
 async def test_a_replayed_dead_letter_makes_a_success(broker: Broker) -> None:
     """`on_complete` has come once and stays so."""
     calls, is_repaired = Callbacks(broker), False
