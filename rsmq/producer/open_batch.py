@@ -154,9 +154,20 @@ class OpenBatch:
         if word != OK:
             raise BatchEnded(self.name)
         self.id = text(rest[0])
+        if options.resume:
+            await self._check_group()
         self._numbers = Numbers(self.id, options.group, is_direct=not self._client.is_cluster)
         self._is_open = True
         return self
+
+    async def _check_group(self) -> None:
+        """Members of another group would be counted there, and not be cancelled with the batch. Raises ConfigError."""
+        found = await self._client.execute_command("HGET", self._keys.batch_state(self.id), "group")
+        if found is not None and text(found) != self._options.group:
+            raise ConfigError(
+                f"batch {self.name!r} was opened with group={text(found)!r}: resume it with the same, "
+                f"not with {self._options.group!r}"
+            )
 
     async def _callback(self, topic: str) -> str:
         """Where a callback goes: `d` and a stream, or on a cluster, where a worker publishes it, `o` and the stream."""

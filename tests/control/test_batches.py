@@ -457,6 +457,18 @@ async def test_a_killed_publisher_is_resumed(broker: Broker) -> None:
     assert numbers(calls.all[0]) == [3, 3, 0, 0, 0, 0]
 
 
+async def test_a_batch_is_resumed_with_its_group(broker: Broker) -> None:
+    """Members of another group would not be cancelled with it."""
+    serve(broker, works)
+    async with broker:
+        async with opened(broker) as batch:
+            pass
+        async with opened(broker, resume=True) as again:
+            assert again.id == batch.id
+        with pytest.raises(ConfigError, match="opened with group='sender'"):
+            await opened(broker, group="other", resume=True).__aenter__()
+
+
 async def test_an_unknown_publish_is_ended_by_the_close(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps its member, so it is complete when the message has left, and not before."""
     calls = Callbacks(broker)
