@@ -12,7 +12,9 @@ from pathlib import Path
 import hiredis
 import pytest
 
+from rsmq.redis.scripts import SETTLE_MEMBERS, SETTLE_OUTPUTS
 from tests.compiler import MISSING, compiler
+from tests.simulation.invariants import SETTLING, fences, has_settled, settled_by
 from tests.simulation.museum import EXHIBITS, Exhibit, put_back
 from tests.simulation.museum import SEEDS as FAILED
 from tests.simulation.network import Network, SimulatedConnection
@@ -141,6 +143,38 @@ def test_exhibit_is_an_edit_of_the_code_as_it_is(exhibit: Exhibit) -> None:
     """The lines that it replaces are there, once: otherwise the museum cannot put the bug back."""
     for edit in exhibit.edits:
         assert (ROOT / edit.path).read_text().count(edit.old) == 1
+
+
+def test_simulator_knows_every_script_that_settles() -> None:
+    """A message that one of them has ended may not start again, and none of them may run without the lease."""
+    folder = ROOT / "rsmq" / "redis" / "lua" / "consumer"
+    acknowledging = {
+        path.stem
+        for path in folder.glob("*.lua")
+        if "redis.call('XACK'" in path.read_text() or "if acknowledge(" in path.read_text()
+    }
+    others = {"adopt_pending", "park_message", "put_aside", "unpark_messages"}  # these park, or find what was deleted
+    assert acknowledging - others == SETTLING
+
+
+def test_simulator_reads_what_a_settlement_says() -> None:
+    """Which messages it names, of which partitions, and which of them are settled by its answer."""
+    lanes = SETTLE_MEMBERS.full_command(
+        ("s0", "l0", "r0", "s1", "l1", "r1"),
+        ("m", "g", 7, 2, 1, 1, "1-0", "2-0", "1-0|1", "d0.b g x 1 2", 8, 1, 0, 0, "3-0"),
+    )
+    words = [str(each).encode() for each in lanes]
+    assert list(fences(words, "settle_members")) == [(b"l0", [b"m", b"7"]), (b"l1", [b"m", b"8"])]
+    assert list(settled_by(words, "settle_members")) == [("s0", [b"1-0", b"2-0"]), ("s1", [b"3-0"])]
+    assert list(has_settled("settle_members", [b"1-0", b"2-0"], [b"OK", 1])) == []
+    outputs = SETTLE_OUTPUTS.full_command(
+        ("s0", "l0", "r0", "t"),
+        ("m", 7, "g", 0, 1, 0, 0, "1-0", "2n|d0.b g x 1|done|", 4, "", 2, "data", "a", 4, "", 4, *"abcd", "2-0", 0),
+    )
+    words = [str(each).encode() for each in outputs]
+    assert list(settled_by(words, "settle_outputs")) == [("s0", [b"1-0", b"2-0"])]
+    assert list(has_settled("settle_outputs", [b"1-0", b"2-0"], [b"OK", 1, 1, 4])) == [[b"1-0"]]
+    assert list(has_settled("start_call", [], [b"OK", [b"1-0", b"LOST"], [b"2-0", [b"data", b"a"]]])) == [[b"1-0"]]
 
 
 def test_failing_seed_of_the_simulator_is_shrunk_to_a_story_that_can_be_replayed(tmp_path: Path) -> None:
