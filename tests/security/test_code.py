@@ -191,3 +191,17 @@ def test_the_core_is_small() -> None:
     core = {re.split(r"[\[<>=!~ ;]", each)[0] for each in needed}
     assert core == CORE
     assert PACKAGE.name == "rsmq"
+
+
+def test_every_command_of_the_scripts_is_in_the_rule_of_the_page() -> None:
+    """Scripts run with the rights of their caller: what the rule lacks fails where a script first reaches it."""
+    page = (PACKAGE.parent / "docs" / "keys.md").read_text(encoding="utf-8")
+    rule = page.partition("ACL SETUSER rsmq on")[2].partition("```")[0]
+    allowed = {word[1:].partition("|")[0] for word in rule.split() if word.startswith("+")}
+    used = {
+        command.lower()
+        for script in (PACKAGE / "redis" / "lua").rglob("*.lua")
+        for command in re.findall(r"\bp?call\('([A-Z]+)", script.read_text(encoding="utf-8"))
+    }
+    assert len(used) > 40
+    assert used - allowed == set()

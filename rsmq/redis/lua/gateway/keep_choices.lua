@@ -25,7 +25,9 @@ redis.call('HSET', KEYS[2], unpack(write))
 if redis.call('HLEN', KEYS[2]) <= tonumber(ARGV[3]) then return found end
 local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)
 local floor, old, is_of = order(pending[1] and pending[1][1] or ARGV[4]), {}, '|' .. ARGV[2]
-for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
+local all = redis.call('HGETALL', KEYS[2])
+for i = 1, #all, 2 do
+  local name = all[i]
   local at = name:sub(-#is_of) == is_of and order(name)
   if at and floor and at < floor then old[#old + 1] = name end
 end
