@@ -9,6 +9,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler, build_handler
 from rsmq.handler.options import By, SingleOptions
 from rsmq.handler.payload import decoder_for, refusal_of
+from rsmq.handler.read_back import reader_back
 from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
@@ -66,7 +67,8 @@ class TypedTopic(Generic[T]):
 
     mypy and pyright refuse another payload and a handler of another payload. Where no type checker runs, a handler that
     is annotated with another type raises ConfigError when it is registered, and so does a payload that is no instance
-    of a declared class when it is published.
+    of a declared class when it is published. Each payload is read once before it is sent, and refused with ConfigError
+    if that is not equal to it.
     """
 
     def __init__(self, broker: Publishes, add: Callable[[Handler], None], name: str, payload: Any) -> None:
@@ -75,6 +77,7 @@ class TypedTopic(Generic[T]):
         """The type of the payloads."""
         decoder_for(payload)  # raises for a type that cannot be decoded
         self._refusal = refusal_of(payload)
+        self._problem_of = reader_back(payload)
         is_class = isinstance(payload, type) and payload.__module__ not in UNCHECKED and not is_typed_dict(payload)
         self._class: type[T] | None = payload if is_class else None
         self._broker, self._add = broker, add
@@ -111,13 +114,19 @@ class TypedTopic(Generic[T]):
         return register
 
     def checked(self, payload: T) -> T:
-        """The payload. Raises ConfigError for one of another type."""
+        """The payload. Raises ConfigError for one of another type, or that its type does not read back equal, and
+        NotJson."""
         if self._refusal:
             raise ConfigError(f"nothing can be published to the typed topic {self.name!r}: {self._refusal}")
         if self._class is not None and not isinstance(payload, self._class):
             raise ConfigError(
                 f"topic {self.name!r} has payloads of {self._class.__name__}, not {type(payload).__name__}: publish "
                 f"{self._class.__name__}(...), or declare the topic with another type"
+            )
+        if self._problem_of is not None and (problem := self._problem_of(payload)):
+            raise ConfigError(
+                f"the payload would not come back from topic {self.name!r} as it is: {problem}. Publish what the type "
+                f"of the topic reads, or change that type"
             )
         return payload
 
@@ -127,7 +136,8 @@ class TypedTopic(Generic[T]):
 
 def checked_items(topic: TypedTopic[T], items: Iterable[T]) -> Iterable[T]:
     """Items for a topic, each checked when it is taken."""
-    return items if topic._class is None and not topic._refusal else map(topic.checked, items)
+    is_free = topic._class is None and not topic._refusal and topic._problem_of is None
+    return items if is_free else map(topic.checked, items)
 
 
 def is_typed_dict(kind: type) -> bool:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
-from dataclasses import InitVar, dataclass, make_dataclass
-from datetime import UTC, date, datetime, time, timedelta
+import math
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field, make_dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from functools import cached_property
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, NewType, TypeVar
+from typing import Generic as GenericBase
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -17,16 +25,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import (
     AliasChoices,
+    Base64Bytes,
+    Base64Str,
     BaseModel,
     ConfigDict,
     Field,
     Json,
+    PlainSerializer,
+    PrivateAttr,
     Secret,
     SecretStr,
     computed_field,
     create_model,
     field_serializer,
+    field_validator,
+    model_serializer,
 )
+from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
 from rsmq import Broker, ConfigError, NotJson
@@ -162,6 +177,7 @@ def test_what_any_type_accepts_is_read_back_equal_or_refused(data: st.DataObject
         return
     assert refusal_of(kind) == ""
     assert formats_for(kind).get(content_type, decoder_for(kind))(stored) == value
+    assert Broker().topic("t", kind).checked(value) is value
 
 
 class Size(enum.StrEnum):
@@ -195,6 +211,234 @@ def test_what_a_struct_of_msgspec_accepts_is_read_back_equal_or_refused(data: st
     except NotJson:
         return
     assert formats_for(kind).get(content_type, decoder_for(kind))(stored) == value
+
+
+class Doubled(BaseModel):
+    number: int
+
+    @field_validator("number", mode="before")
+    @classmethod
+    def double(cls, given: int) -> int:
+        return 2 * given
+
+
+class Shifted(BaseModel):
+    number: Annotated[int, PlainSerializer(lambda given: given + 1)]
+
+
+class Renamed(BaseModel):
+    number: int
+
+    @model_serializer
+    def written(self) -> dict[str, int]:
+        return {"other": self.number}
+
+
+class OneWayBytes(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="base64")
+    raw: bytes
+
+
+class Seconds(BaseModel):
+    model_config = ConfigDict(ser_json_timedelta="float")
+    took: timedelta
+
+
+class More(Line):
+    more: str = "x"
+
+
+class First(BaseModel):
+    n: int = 0
+
+
+class Second(BaseModel):
+    n: int = 0
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    n: int = 0
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def twice(self) -> int:
+        return 2 * self.n
+
+
+T = TypeVar("T")
+
+
+class Box(BaseModel, GenericBase[T]):
+    inner: T
+
+
+@dataclass
+class Counted:
+    """Its second part is made, and may be changed."""
+
+    n: int
+    made: int = field(init=False, default=7)
+
+
+@dataclass
+class Grown:
+    n: int
+
+    def __post_init__(self) -> None:
+        self.n *= 2
+
+
+class Some(TypedDict, total=False):
+    a: int
+
+
+class Mark(enum.Enum):
+    TWO = 2
+    PAIR = (1, 2)
+
+
+def changed(value: Any, name: str, to: Any) -> Any:
+    """A value with another part, which nothing checks."""
+    object.__setattr__(value, name, to)
+    return value
+
+
+LINE = {"SKU": "a", "count": 1, "price": Decimal(1), "weight": 1.0}
+WHEN = datetime(2026, 1, 2)
+UNREAD: Final[list[tuple[Any, Any, str]]] = [
+    (Doubled, Doubled(number=1), "number would be read as another int"),
+    (Shifted, Shifted(number=1), "number would be read as another int"),
+    (Renamed, Renamed(number=1), "number: Field required"),
+    (Grown, Grown(1), "n would be read as another int"),
+    (OneWayBytes, OneWayBytes(raw=b"\xff"), "raw would be read as another bytes"),
+    (Seconds, Seconds(took=timedelta(days=100_000, microseconds=1)), "took would be read as another timedelta"),
+    (Line, More(**LINE), "more would be lost"),
+    (list[Line], [More(**LINE)], "0.more would be lost"),
+    (First | Second, Second(n=1), "it is of type Second, and would be read as First"),
+    (Open, Open(n=1), "twice would be read, and was not published"),
+    (Box, Box(inner=First()), "inner is of type First, and would be read as dict"),
+    (Counted, changed(Counted(1), "made", 8), "made would be read as another int"),
+    (Line, changed(Line(**LINE), "count", "x"), "count: Input should be a valid integer"),
+    (First, changed(First(), "n", 1.5), "n: Input should be a valid integer"),
+    (Some, {"a": 1, "b": 2}, "b would be lost"),
+    (Mark, Mark.PAIR, "does not fit"),
+    (dict[Mark, int], {Mark.TWO: 1}, "does not fit"),
+    (Annotated[int, Field(gt=0)], 0, "greater than 0"),
+    (dict, {1: 2}, "1 is a name of type int, and would be read as str"),
+    (dict[Any, int], {1: 1, "1": 2}, "1 is a name"),
+    (dict[tuple[int, int], int], {(1, 2): 3}, "does not fit"),
+    (dict[float, int], {math.inf: 1}, "does not fit"),
+    (dict[str, Any], {"at": WHEN}, "at is of type datetime, and would be read as str"),
+    (list, [(1, 2)], "0 is of type tuple"),
+    (str | Decimal, Decimal("1.5"), "it is of type Decimal, and would be read as str"),
+    (Sequence[int], (1, 2), "it is of type tuple, and would be read as list"),
+    (Iterable[int], [1], "it is of type list"),
+    (int, "1", "it is of type str, and would be read as int"),
+    (str, b"x", "it is of type bytes"),
+    (bytes, "x", "it is of type str"),
+    (tuple[int, ...], [1], "it is of type list, and would be read as tuple"),
+    (date, datetime(2026, 1, 2, 3), "does not fit date"),
+    (datetime, datetime(2026, 1, 2, tzinfo=timezone(timedelta(seconds=30))), "it would be read as another datetime"),
+    (int, 10**4300, "more than 4300 digits"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"), UNREAD, ids=[f"{n}-{says[:30]}" for n, (_, _, says) in enumerate(UNREAD)]
+)
+def test_value_that_its_type_does_not_read_back_is_refused_by_its_topic(kind: Any, value: Any, says: str) -> None:
+    """Nothing of the type shows it. The text names the part, and shows no value."""
+    topic = Broker().topic("orders", kind)
+    with pytest.raises((ConfigError, NotJson), match=re.escape(says)):
+        topic.checked(value)
+
+
+class Cached(BaseModel):
+    n: int
+    _seen: int = PrivateAttr(default=0)
+
+    @cached_property
+    def large(self) -> list[int]:
+        return [self.n]
+
+
+class Base64(BaseModel):
+    text: Base64Str
+    raw: Base64Bytes
+
+
+class Hex(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex", ser_json_inf_nan="strings")
+    raw: bytes
+    number: float
+    parts: frozenset[UUID]
+    when: datetime
+
+
+class Nobody:
+    """No `==` compares it."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        written = core_schema.plain_serializer_function_ser_schema(lambda each: each.n)
+        return core_schema.no_info_after_validator_function(cls, core_schema.int_schema(), serialization=written)
+
+
+class Holder(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    one: Nobody
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+CACHED = Cached(n=1)
+CACHED._seen = 5
+assert CACHED.large
+ZONE = ZoneInfo("Europe/Berlin")
+READ: Final[list[tuple[Any, Any]]] = [
+    (Cached, CACHED),
+    (Base64, Base64(text="aGk=", raw=b"aGk=")),
+    (Counted, Counted(1)),
+    (Some, {}),
+    (Holder, Holder.model_validate({"one": 1})),
+    (Hex, Hex(raw=b"\xff", number=math.nan, parts=frozenset({UUID(int=1)}), when=WHEN)),
+    (datetime, datetime(2026, 10, 25, 2, 30, tzinfo=ZONE)),
+    (datetime, datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZONE)),
+    (Annotated[Cat | Dog, Field(discriminator="kind")], Dog()),
+    (Box[First], Box[First](inner=First())),
+    (float, 1),
+    (int, True),
+    (Path, Path("a/b")),
+    (IPv4Address, IPv4Address("10.0.0.1")),
+    (deque[int], deque([1])),
+    (NewType("Id", int), 3),
+    (set, {1}),
+    (dict[date, int], {date(2026, 1, 2): 1}),
+    (dict[bytes, int], {b"a": 1}),
+    (str | bytes, b"x"),
+    (int, -(10**4299)),
+    (str, "1" * 9000),
+    (defaultdict[str, int], defaultdict(int, a=1)),
+    (Any, WHEN),
+    (object, WHEN),
+    (bytes, memoryview(b"abc")),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), READ, ids=[f"{n}-{kind}"[:40] for n, (kind, _) in enumerate(READ)])
+def test_value_that_its_type_reads_back_is_taken_by_its_topic(kind: Any, value: Any) -> None:
+    """Also where no `==` says so: private attributes, hours that occur twice, NaN, objects that cannot be compared."""
+    assert Broker().topic("orders", kind).checked(value) is value
 
 
 class Inner(BaseModel):
