@@ -40,7 +40,7 @@ class Commands(ABC):
     @property
     def schedules(self) -> control.Schedules:
         """The schedules: publish one now, pause it, give it another rule; add some that no code has."""
-        return control.Schedules(self.client, self.keys, self.topics)
+        return control.Schedules(self.client, self.keys, self.topics, self.encoding)
 
     async def look(
         self, message: MessageRef | str, *, topic: str | None = None, key: str | None = None

@@ -12,10 +12,11 @@ from typing import TypeVar
 import anyio
 
 from rsmq.broker import Broker
-from rsmq.codecs.reading import Reading
+from rsmq.codecs.reading import Reading, codecs_beside
 from rsmq.dlq import DeadLetters
 from rsmq.errors import RsmqError
 from rsmq.inspector.inspector import Inspector
+from rsmq.inspector.key_in_use import key_of_topic
 from rsmq.inspector.state import GroupState
 from rsmq.model.body import Offloading
 from rsmq.model.encoding import Codec
@@ -76,6 +77,26 @@ class CommandConnection:
         if live:
             name = topic if group is None else f"{topic}/{group}"
             raise RsmqError(f"{name} has live members: stop {', '.join(live)} first (`rsmq member list`)")
+
+
+OTHERWISE = ", or add --plain to store it readable"
+
+
+async def codecs_for_topic(client: Client, keys: Keys, topic: Topic | None) -> list[Codec]:
+    """What a command stores a message with: as the newest one of its topic; keys decide for a topic without any.
+    Raises ConfigError for keys that are missing."""
+    newest = await key_of_topic(client, keys, topic)
+    return codecs_beside(newest, "the topic" if topic is None else f"topic {topic.name!r}", OTHERWISE)
+
+
+@asynccontextmanager
+async def writing_with(broker: Broker, codecs: Sequence[Codec]) -> AsyncIterator[Broker]:
+    """A broker with these codecs; the broker itself without any."""
+    if not codecs:
+        yield broker
+        return
+    async with Broker(broker.settings, codecs=codecs) as other:
+        yield other
 
 
 def settings_for(url: str | None) -> Settings:

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from rsmq.broker import Broker
-from rsmq.cli.connection import NotFound, ask_broker, asked
+from rsmq.cli.connection import OTHERWISE, NotFound, ask_broker, asked, writing_with
 from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
-from rsmq.cli.parameters import PAYLOAD, Json, Url, Yes, duration_option, noun, parse_headers, parse_payload
+from rsmq.cli.parameters import PAYLOAD, Json, Plain, Url, Yes, duration_option, noun, parse_headers, parse_payload
 from rsmq.cli.tables import print_rows
-from rsmq.codecs.reading import Reading, codecs_of
+from rsmq.codecs.reading import Reading, codecs_beside, codecs_of
 from rsmq.errors import Malformed
+from rsmq.inspector.key_in_use import key_of_inbox
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, printable
 from rsmq.persistence import Device, Devices, Letter
@@ -98,14 +99,17 @@ def send(
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
     expires: Annotated[timedelta | None, duration_option("Drop it after this time, such as 2h.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
+    plain: Plain = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Add a letter to an inbox."""
+    """Add a letter to an inbox. It is encrypted if the newest letter is, and in an empty inbox if RSMQ_KEYS is set."""
     content, headers = parse_payload(payload, is_text=text), parse_headers(header or [])
 
     async def act(broker: Broker) -> None:
-        await broker.send(client, content, topic=topic, headers=headers, expires=expires)
+        newest = "" if plain else await key_of_inbox(broker.client, broker.keys, client)
+        async with writing_with(broker, codecs_beside(newest, f"the inbox of {client!r}", OTHERWISE)) as sender:
+            await sender.send(client, content, topic=topic, headers=headers, expires=expires)
 
     ask_broker(url, act)
     print_result({"device": client, "stored": 1}, f"stored for {printable(client)}", as_json=as_json)
@@ -142,7 +146,7 @@ def tail(
                     break
 
     with contextlib.suppress(KeyboardInterrupt):
-        ask_broker(url, act, codecs=codecs_of("RSMQ_KEYS"))
+        ask_broker(url, act, codecs=codecs_of())
 
 
 @app.command("purge", epilog="Example: rsmq device purge phone-42 --yes")

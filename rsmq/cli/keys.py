@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -14,17 +13,14 @@ from rsmq.cli.database import in_database, sql_room
 from rsmq.cli.output import print_line
 from rsmq.cli.parameters import Json, TopicName, Url, noun
 from rsmq.cli.tables import print_rows
-from rsmq.codecs.keyring import FILE, Keyring
-from rsmq.inspector.key_status import KINDS, KeyStatus, KeyUse
+from rsmq.codecs.keyring import Keyring
+from rsmq.codecs.reading import KEYS, has_keys
+from rsmq.inspector.key_status import KINDS, KeyStatus, KeyUse, result_keys
 from rsmq.inspector.letter_keys import letter_keys
 
-VARIABLE = "RSMQ_KEYS"
-NOT_LOOKED_AT = (
-    "Not looked at: archives, answers to requests (kept for their timeout){}. A key that none of them needs, and no "
-    "row above, can be deleted."
-)
+NOT_LOOKED_AT = "Not looked at: archives{}. A key that none of them needs, and no row above, can be deleted."
 
-ELSEWHERE = ("letters", "retained", "wills", "outbox")
+ELSEWHERE = ("letters", "retained", "wills", "results", "outbox")
 """What is counted only where that is asked for."""
 
 app = noun("Keys of encrypted payloads: which are still needed.")
@@ -49,6 +45,14 @@ def status(
             "inbox.",
         ),
     ] = False,
+    results: Annotated[
+        bool,
+        typer.Option(
+            "--results",
+            help="Also count kept results, answers to requests and results of Django's tasks, of whatever topic: scans "
+            "all keys of the server.",
+        ),
+    ] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -56,7 +60,10 @@ def status(
 
     async def read(connection: CommandConnection) -> tuple[list[KeyUse], dict[str, Counter[str]]]:
         uses = await KeyStatus(connection.client, connection.keys, await connection.topic(topic)).run()
-        return uses, await letter_keys(connection.client, connection.keys) if devices else {}
+        counted = await letter_keys(connection.client, connection.keys) if devices else {}
+        if results:
+            counted["results"] = await result_keys(connection.client, connection.keys)
+        return uses, counted
 
     found, counted = ask(url, read)
     if outbox is not None:
@@ -76,14 +83,14 @@ def status(
     print_rows(value, columns, shown, f"{topic} has no messages", as_json=as_json)
     if not as_json:
         missed = "" if devices else ", letters, retained messages and wills of devices (--devices)"
+        missed += "" if results else ", kept results and answers, which end by time (--results)"
         missed += "" if outbox else ", rows of an outbox (--outbox DATABASE_URL)"
         print_line(NOT_LOOKED_AT.format(missed))
 
 
 def known_ids() -> tuple[str, ...]:
     """The ids of the keys in the environment of this command."""
-    is_set = VARIABLE in os.environ or VARIABLE + FILE in os.environ
-    return Keyring.from_env(VARIABLE).ids if is_set else ()
+    return Keyring.from_env(KEYS).ids if has_keys() else ()
 
 
 def as_object(use: KeyUse, counted: dict[str, Counter[str]], known: tuple[str, ...]) -> dict[str, Any]:

@@ -25,6 +25,10 @@ RATE = re.compile(r"\d{1,9}(\.\d{1,6})?")
 STARTS_LIKE_JSON = re.compile(r'\s*([{["]|-?[0-9.]+[eE][+-]?[0-9]+\s*$|-?(NaN|Infinity)\s*$)')
 RATES = {"s": timedelta(seconds=1), "min": timedelta(minutes=1), "h": timedelta(hours=1)}
 
+Plain = Annotated[
+    bool,
+    typer.Option("--plain", help="Store it readable, even with RSMQ_KEYS or where the other ones are encrypted."),
+]
 PAYLOAD = "JSON; plain words are text. What starts like JSON but cannot be read is refused, unless --text is given."
 Url = Annotated[
     str | None, typer.Option("--url", help="The server. Default: RSMQ_URL, else this project's embedded server.")

@@ -20,7 +20,7 @@ import typer
 from pydantic import ByteSize
 
 from rsmq.cli.output import print_json, print_line
-from rsmq.cli.parameters import Json, Url, duration_argument, noun, parse_time
+from rsmq.cli.parameters import Json, Plain, Url, duration_argument, noun, parse_time
 from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
 from rsmq.model import size
@@ -294,6 +294,7 @@ def send(
     band: Band = None,
     where: Where = None,
     job: Job = None,
+    plain: Plain = False,
     dry_run: DryRun = False,
     password_env: PasswordEnv = None,
     password_file: PasswordFile = None,
@@ -301,14 +302,17 @@ def send(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Send the rows of files as messages or letters, each once. If interrupted, run it again to continue."""
+    """Send the rows of files as messages or letters, each once. If interrupted, run it again to continue.
+
+    They are encrypted if the newest message of the topic, or letter of the first device, is; keys are in RSMQ_KEYS.
+    """
     if expires is not None and device is None:
         raise typer.BadParameter("messages do not expire: --expires needs --device")
     if band is not None and device is not None:
         raise typer.BadParameter("letters have no bands: leave out --band, or --device")
     with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
         jobs, show = load("jobs.send"), load("spark.session")
-        what = jobs.SendOptions(absolute(path), to, key, value, id, device, where, job, expires, band)
+        what = jobs.SendOptions(absolute(path), to, key, value, id, device, where, job, expires, band, plain)
         work = jobs.SendJob(spark, what, options)
         with show.progress_bar("counting", as_json, spark):
             plan = work.plan()

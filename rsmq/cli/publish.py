@@ -12,11 +12,12 @@ import anyio.to_thread
 import typer
 
 from rsmq.broker import Broker
-from rsmq.cli.connection import ask_broker
+from rsmq.cli.connection import ask_broker, codecs_for_topic, writing_with
 from rsmq.cli.output import print_result
 from rsmq.cli.parameters import (
     PAYLOAD,
     Json,
+    Plain,
     TopicName,
     Url,
     duration_option,
@@ -50,10 +51,14 @@ def publish(
     on_conflict: Annotated[str, typer.Option(help="With --unique: keep, replace, or extend.")] = "keep",
     message_id: Annotated[str | None, typer.Option("--id", help="Message id: it is stored only once.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
+    plain: Plain = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Publish a message, and print its id when the server has confirmed it."""
+    """Publish a message, and print its id when the server has confirmed it.
+
+    It is encrypted if the newest message of the topic is, and in an empty topic if RSMQ_KEYS is set.
+    """
     if payload == "-" and message_id is not None:
         raise typer.BadParameter("--id cannot be used with stdin: every line would get the same id")
     if payload == "-" and unique is not None:
@@ -67,7 +72,13 @@ def publish(
         options |= {"unique": unique, "until": until, "on_conflict": on_conflict}
     content = None if payload == "-" else parse_payload(payload, is_text=text)
 
-    async def act(broker: Broker) -> None:
+    async def act(connected: Broker) -> None:
+        client, keys, topics = connected.client, connected.keys, connected.topics
+        codecs = [] if plain else await codecs_for_topic(client, keys, await topics.find(topic))
+        async with writing_with(connected, codecs) as broker:
+            await act_by(broker)
+
+    async def act_by(broker: Broker) -> None:
         async def store(content: Any) -> MessageRef:
             return await broker.publish(topic, content, **options)
 

@@ -8,15 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
+from rsmq.cli.connection import CommandConnection, NotFound, ask, asked, codecs_for_topic
 from rsmq.cli.output import print_line, print_result
-from rsmq.cli.parameters import PAYLOAD, AnyTopic, Json, TopicName, Url, duration_option, noun, parse_payload
+from rsmq.cli.parameters import PAYLOAD, AnyTopic, Json, Plain, TopicName, Url, duration_option, noun, parse_payload
 from rsmq.cli.tables import print_rows
 from rsmq.control import Schedules
 from rsmq.errors import ConfigError
 from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.inspector.text import note_of, result_of, rules, timestamp
 from rsmq.model.duration import Duration
+from rsmq.model.encoding import Encoding
 from rsmq.model.words import duration, suggestion
 
 app = noun("Schedules: list, show, run, pause, resume, set, add, remove.")
@@ -116,14 +117,21 @@ def add(
     timezone: Zone = "UTC",
     key: Annotated[str | None, typer.Option(help="The ordering key of its messages.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
+    plain: Plain = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Add a schedule that no code has, or change it. Any worker publishes the payload at each tick."""
+    """Add a schedule that no code has, or change it. A worker publishes the payload at each tick.
+
+    The payload is encrypted as by `rsmq publish`. Workers then need the key.
+    """
     rule, content = rule_of(every, cron), parse_payload(payload, is_text=text)
 
     async def write(connection: CommandConnection) -> None:
-        await commands(connection).upsert(name, rule, topic, content, key=key, timezone=timezone)
+        client, keys, topics = connection.client, connection.keys, connection.topics
+        codecs = [] if plain else await codecs_for_topic(client, keys, await topics.find(topic))
+        schedules = Schedules(client, keys, topics, Encoding(codecs, connection.encoding.limit))
+        await schedules.upsert(name, rule, topic, content, key=key, timezone=timezone)
 
     ask(url, write)
     print_result({"topic": topic, "name": name}, f"{name} of {topic} is added", as_json=as_json)

@@ -13,6 +13,8 @@ from rsmq.codecs.zstd import Zstd
 from rsmq.errors import ConfigError
 from rsmq.model.encoding import DEFAULT_LIMIT, Binding, Codec, Encoding
 
+KEYS: Final = "RSMQ_KEYS"
+"""The environment variable with the keys of commands and jobs."""
 BODIES: Final = "RSMQ_BODIES"
 """The environment variable with the store of large payloads, for commands and jobs."""
 
@@ -24,7 +26,7 @@ class Reading(Encoding):
     then it raises ConfigError for keys that are wrong, and for keys without the package that uses them.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT, name: str = "RSMQ_KEYS", *, may_block: bool = False) -> None:
+    def __init__(self, limit: int = DEFAULT_LIMIT, name: str = KEYS, *, may_block: bool = False) -> None:
         """`may_block`: also get bodies from the store that RSMQ_BODIES names."""
         super().__init__((), limit)
         self._name = name
@@ -60,11 +62,36 @@ def store_of(name: str = BODIES) -> Offload | None:
     return None if found is None else Offload(found)
 
 
-def codecs_of(name: str) -> list[Codec]:
+def has_keys(name: str = KEYS) -> bool:
+    """Whether this process has a keyring in its environment."""
+    return name in os.environ or name + FILE in os.environ
+
+
+def codecs_to_write(name: str = KEYS) -> list[Codec]:
+    """As a broker with `codecs=[Zstd(), Encrypt(Keyring.from_env())]`; none without keys. Raises ConfigError for keys
+    that are wrong, or without the package that uses them."""
+    return codecs_of(name) if has_keys(name) else []
+
+
+def codecs_beside(newest: str | None, what: str, otherwise: str = "") -> list[Codec]:
+    """What to write with beside entries of which the newest is encrypted with the key `newest`: empty, it is readable;
+    None: there is none, and keys decide. Raises ConfigError for keys that are missing. `what` is beside it, such as
+    "topic 'orders'"; `otherwise` says what else can be done.
+    """
+    codecs = [] if newest == "" else codecs_to_write()
+    if newest and not codecs:
+        raise ConfigError(
+            f"the newest entry of {what} is encrypted (key {newest}), and there are no keys here: set {KEYS}, or "
+            f"{KEYS}{FILE}, so that this one is encrypted, too{otherwise}"
+        )
+    return codecs
+
+
+def codecs_of(name: str = KEYS) -> list[Codec]:
     """The codecs that this process can read with."""
     codecs = list[Codec]()
     with suppress(ConfigError):  # without its package what is compressed is shown as such
         codecs.append(Zstd())
-    if name in os.environ or name + FILE in os.environ:
+    if has_keys(name):
         codecs.append(Encrypt(Keyring.from_env(name)))
     return codecs

@@ -9,9 +9,10 @@ from typing import Any, Final, Unpack
 from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError
-from rsmq.handler.schedule import TickOptions, build_schedule, rule_json, trigger_of
+from rsmq.handler.schedule import TickOptions, build_schedule, rule_json, schedule_binding, trigger_of
 from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.duration import Duration
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.message import encode_payload
 from rsmq.model.record import whole
@@ -33,8 +34,10 @@ def entry_of(topic: str, name: str, key: str | None) -> str:
 class Schedules:
     """The schedules of all topics, as operators change them. A worker follows within a third of a lease (2 s)."""
 
-    def __init__(self, client: Client, keys: Keys, topics: Topics) -> None:
+    def __init__(self, client: Client, keys: Keys, topics: Topics, encoding: Encoding = NO_CODECS) -> None:
+        """`encoding` compresses and encrypts the payloads of schedules that are added."""
         self._client = client
+        self._encoding = encoding
         self._keys = keys
         self._topics = topics
 
@@ -92,10 +95,13 @@ class Schedules:
         """Add a schedule that no code has, such as one for a customer, or change it: `payload` at each tick.
 
         Options and rules are those of `every`. Any worker under this prefix publishes it. With another rule it begins
-        now. Raises ConfigError if the code of a worker has a schedule with this name.
+        now. The payload is stored as the codecs of this broker encode it: a worker that has its key decodes it at each
+        tick, and publishes as its own broker does. Raises ConfigError if the code of a worker has a schedule with this
+        name, and TooLarge.
         """
         wanted = build_schedule(lambda: payload, schedule, topic, name=name, **options)
         data, kind = encode_payload(payload)
+        data, enc = self._encoding.encode(data, schedule_binding(topic, name), wanted.key, kind)
         found = await lookup_topic(self._topics, topic)
         key = self._keys.every(topic, self._number(found, name, wanted.key))
         is_known, is_added = await self._client.execute_command("HMGET", key, f"rule|{name}", f"added|{name}")
@@ -106,7 +112,7 @@ class Schedules:
             )
         definition = {
             "key": wanted.key, "headers": wanted.headers, "missed": wanted.missed, "type": kind,
-            "payload": b64encode(data).decode(), "on_expiry": wanted.on_expiry,
+            "enc": enc or None, "payload": b64encode(data).decode(), "on_expiry": wanted.on_expiry,
             "expires_ms": None if wanted.expires is None else to_ms(wanted.expires),
         }  # fmt: skip
         rule = rule_json(wanted.trigger)

@@ -9,12 +9,13 @@ from typing import Final
 
 from starlette.datastructures import FormData
 
+from rsmq.codecs.reading import has_keys
 from rsmq.control import Cancel, Holding, Reschedule, Schedules
 from rsmq.control.audit import State
 from rsmq.control.ending import end_process
 from rsmq.dashboard import batch
 from rsmq.dashboard.page import Visit, time_given
-from rsmq.dashboard.publishing import headers_given, payload_given
+from rsmq.dashboard.publishing import codings_for, headers_given, payload_given
 from rsmq.dashboard.queries import MOST_LETTERS, MOST_NAMED, PageNotFound, PageRefused
 from rsmq.dashboard.roles import Role
 from rsmq.dlq import Selection, read_fields
@@ -25,6 +26,7 @@ from rsmq.inspector.schedules import look_up
 from rsmq.inspector.text import rules, timestamp
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import checked_duration
+from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.member import QUIET, STOP
 from rsmq.model.words import count, duration
 from rsmq.redis.streams import reset_group, set_paused
@@ -291,6 +293,8 @@ async def publish(wanted: ActionForm) -> Action:
     headers = headers_given(given if isinstance(given, str) else "")
     delay, codings = delay_given(wanted.value("delay")), wanted.value("encoding")
     encoding = visit.queries.encoding.like(codings) if codings else None
+    if not (codings or has_keys()):
+        await codings_for(visit, topic)  # which refuses a readable message beside encrypted ones
 
     async def act() -> str:
         async with visit.room.publishing(encoding) as producer:
@@ -365,7 +369,9 @@ async def add_schedule(wanted: ActionForm) -> Action:
     """Add a schedule that no code has, or change it."""
     (rule, timezone), given = rule_given(wanted), wanted.form.get("payload")
     name, payload = wanted.value("schedule"), payload_given(given if isinstance(given, str) else "", "json")
-    topic, key = (await wanted.visit.queries.topic(wanted.topic)).name, wanted.value("key") or None
+    found, key = await wanted.visit.queries.topic(wanted.topic), wanted.value("key") or None
+    topic, codings = found.name, await codings_for(wanted.visit, found)
+    encoding = wanted.visit.queries.encoding.like(codings) if codings else NO_CODECS
 
     async def change(schedules: Schedules, topic: str, name: str) -> None:
         await schedules.upsert(name, rule, topic, payload, key=key, timezone=timezone)
@@ -374,7 +380,7 @@ async def add_schedule(wanted: ActionForm) -> Action:
     question = (
         f"Publish the payload to {topic} by {{}}: {rule!r} ({timezone})? One of this name that was added changes."
     )
-    return change_schedule(wanted, "add", change, question, "is added")
+    return change_schedule(wanted, "add", change, question, "is added", encoding)
 
 
 def rule_given(wanted: ActionForm) -> tuple[str, str]:
@@ -385,13 +391,18 @@ def rule_given(wanted: ActionForm) -> tuple[str, str]:
 
 
 def change_schedule(
-    wanted: ActionForm, verb: str, change: Callable[[Schedules, str, str], Awaitable[None]], question: str, said: str
+    wanted: ActionForm,
+    verb: str,
+    change: Callable[[Schedules, str, str], Awaitable[None]],
+    question: str,
+    said: str,
+    encoding: Encoding = NO_CODECS,
 ) -> Action:
     """A change of one schedule. `{}` in the question is the schedule."""
     queries, name, topic = wanted.visit.queries, wanted.value("schedule"), wanted.topic
 
     async def act() -> str:
-        await change(Schedules(queries.client, queries.keys, queries.topics), topic, name)
+        await change(Schedules(queries.client, queries.keys, queries.topics, encoding), topic, name)
         return f"{name} {said}"
 
     return Action(question.format(f"schedule {name} of {topic}"), verb, act)

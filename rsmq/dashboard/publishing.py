@@ -8,14 +8,17 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any, Final
 
+from rsmq.codecs.reading import codecs_beside, codecs_to_write
 from rsmq.dashboard.html import Content, about, button, choice, hidden, tag, text_field
 from rsmq.dashboard.page import Page, Visit
 from rsmq.dashboard.payload import readable
 from rsmq.dashboard.queries import LONGEST, PageRefused
 from rsmq.dashboard.roles import Role
 from rsmq.errors import ConfigError
-from rsmq.model.encoding import ENC, key_of, names_of
+from rsmq.inspector.key_in_use import key_of_topic
+from rsmq.model.encoding import ENC, Encoding, key_of, names_of
 from rsmq.model.message import JSON
+from rsmq.redis.topics import Topic
 
 NOT_COPIED: Final = frozenset({"traceparent", "tracestate"})
 """Headers that belong to the first message: a copy begins a trace of its own."""
@@ -30,7 +33,8 @@ class Draft:
     headers: dict[str, str] = field(default_factory=dict)
     is_text: bool = False
     encoding: str = ""
-    """The codings of an encrypted message, such as `zstd;a256gcm`: its copy is stored in the same way."""
+    """The codings with which it is stored, such as `zstd;a256gcm`: those of the message that it is a copy of, or as
+    the newest one is stored. Empty: it is readable."""
 
 
 async def publish_form(visit: Visit, topic: str) -> Page:
@@ -44,18 +48,18 @@ async def publish_form(visit: Visit, topic: str) -> Page:
     kinds = (("json", "JSON"), ("text", "text"))
     rows = max(6, min(30, draft.payload.count("\n") + 2))
     body: list[Content] = [
-        hidden([("topic", topic), ("back", visit.url("topic", topic)), ("encoding", draft.encoding)]),
+        hidden([("topic", topic), ("back", visit.url("topic", topic))]),
         text_field("key", "key", draft.key),
         choice("kind", "payload is", kinds, "text" if draft.is_text else "json"),
         tag("label", "payload", tag("textarea", f"\n{draft.payload}", name="payload", rows=rows, spellcheck="false")),
         tag("label", "headers, one a line: name=value",
             tag("textarea", f"\n{headers}", name="headers", rows=3, spellcheck="false")),
         text_field("delay", "deliver it after, such as 10m (empty: now)"),
+        stored_as(draft.encoding),
         button("publish"),
     ]  # fmt: skip
     form = tag("form", body, method="post", action=visit.url("do", "publish"), class_="lines")
-    stored = {"stored": f"encrypted ({draft.encoding}), with the first key of this dashboard"} if draft.encoding else {}
-    about_source = about({"copy of": source, **stored}) if source else None
+    about_source = about({"copy of": source}) if source else None
     said = f"It is a new message with an id of its own: every group of {topic} gets it."
     crumbs = [("Overview", visit.url()), (f"topic {found.name}", visit.url("topic", topic))]
     return Page(f"Publish to {topic}", [about_source, tag("p", said), form], crumbs=crumbs)
@@ -80,7 +84,23 @@ async def draft_of(visit: Visit, topic: str) -> tuple[Draft, str]:
         kind, headers = found.kind, dict(found.header_pairs)
         data = check_read(found.data, found.text if found.data is None else "", found.encoding)
         return drafted(data, kind, found.key or None, headers, encryption(found.encoding)), f"message {message}"
-    return Draft(), ""
+    return Draft(encoding=await codings_for(visit, await visit.queries.topic(topic))), ""
+
+
+async def codings_for(visit: Visit, topic: Topic) -> str:
+    """The codings of a new message: as the newest one is stored; keys decide for a topic without any. Raises
+    ConfigError for keys that are missing."""
+    newest = await key_of_topic(visit.queries.client, visit.queries.keys, topic)
+    return Encoding(codecs_beside(newest, f"topic {topic.name!r}")).names
+
+
+def stored_as(encoding: str) -> Content:
+    """The choice between encrypted and readable, for a dashboard with keys. `encoding`: the codings by default."""
+    codings = encoding or Encoding(codecs_to_write()).names
+    if not codings:
+        return hidden([("encoding", "")])
+    kinds = ((codings, f"encrypted ({codings}), with the first key of this dashboard"), ("", "readable"))
+    return choice("encoding", "it is stored", kinds, encoding)
 
 
 def check_read(data: bytes | None, sealed: str, enc: str) -> bytes | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import Any
-from uuid import UUID
 
 from django.apps import apps
 from django.core import checks
@@ -17,7 +16,7 @@ from django.utils.module_loading import import_string
 
 from rsmq.broker.sync_broker import SyncBroker
 from rsmq.django.options import BANDS, BackendOptions, band_of, read_options, topic_of
-from rsmq.django.result import aware, checked_id, read_result, set_fields, write_result
+from rsmq.django.result import aware, checked_id, open_result, read_result, seal_result, set_fields, write_result
 from rsmq.django.tasks import (
     BaseTaskBackend,
     Task,
@@ -28,6 +27,7 @@ from rsmq.django.tasks import (
 )
 from rsmq.errors import ConfigError
 from rsmq.model.clock import to_ms
+from rsmq.model.encoding import Codec
 from rsmq.model.message import new_message_id
 from rsmq.model.settings import Settings
 
@@ -35,12 +35,12 @@ BROKERS: dict[str, SyncBroker] = {}
 LOCK = threading.Lock()
 
 
-def broker_for(settings: Settings) -> SyncBroker:
+def broker_for(settings: Settings, codecs: Sequence[Codec]) -> SyncBroker:
     """One broker, and so one connection, for all threads of the process: Django makes a backend for each of them."""
-    name = repr(settings)
+    name = f"{settings!r} {codecs!r}"
     with LOCK:
         if name not in BROKERS:
-            BROKERS[name] = SyncBroker(settings)
+            BROKERS[name] = SyncBroker(settings, codecs=codecs)
         return BROKERS[name]
 
 
@@ -72,7 +72,7 @@ class RsmqBackend(BaseTaskBackend):
     @cached_property
     def broker(self) -> SyncBroker:
         """The broker that enqueues, connected at its first call."""
-        broker = broker_for(self.configuration.settings)
+        broker = broker_for(self.configuration.settings, self.configuration.codecs)
         for queue in self.queues:
             broker.topic(topic_of(self.configuration, queue), str, bands=BANDS)
         return broker
@@ -105,15 +105,16 @@ class RsmqBackend(BaseTaskBackend):
         if not self.configuration.outbox:
             return None
         made = import_string("rsmq.django.database.DjangoOutbox")
-        return made(self.configuration.database, prefix=self.configuration.settings.prefix)
+        options = self.configuration
+        return made(options.database, prefix=options.settings.prefix, codecs=options.codecs)
 
     def _add_to_outbox(self, result: TaskResult) -> None:
         """As a row of the transaction."""
         set_fields(result, enqueued_at=timezone.now())
         topic, band = topic_of(self.configuration, result.task.queue_name), band_of(result.task.priority)
         outbox_row = import_string("rsmq.sql.outbox.outbox_row")  # tasks without an outbox need no SQLAlchemy
-        row = outbox_row(self.outbox, topic, write_result(result), at=aware(result.task.run_after), band=band)
-        self.outbox.add([{**row, "id": UUID(result.id)}])
+        due = aware(result.task.run_after)
+        self.outbox.add([outbox_row(self.outbox, topic, write_result(result), at=due, band=band, identity=result.id)])
 
     def _announce(self, result: TaskResult) -> None:
         """After the commit: the result can be found before a worker begins, unless a worker was faster."""
@@ -133,16 +134,17 @@ class RsmqBackend(BaseTaskBackend):
         text, due = write_result(result), aware(result.task.run_after)
         wait = timedelta(0) if due is None else max(timedelta(0), due - datetime.now(UTC))
         ttl = to_ms(self.configuration.result_ttl + wait)
-        self.broker.client.execute_command("SET", self.broker.keys.task(result.id), text, "PX", ttl, *how)
+        kept = seal_result(self.configuration.encoding, result.id, text)
+        self.broker.client.execute_command("SET", self.broker.keys.task(result.id), kept, "PX", ttl, *how)
         return text
 
     def get_result(self, result_id: str) -> TaskResult:
-        """The task's result as the server has it. Raises TaskResultDoesNotExist."""
+        """The task's result as the server has it. Raises TaskResultDoesNotExist, and CannotDecode without its key."""
         broker = self.broker
-        text = broker.client.execute_command("GET", broker.keys.task(checked_id(result_id)))
-        if text is None:
+        kept = broker.client.execute_command("GET", broker.keys.task(checked_id(result_id)))
+        if kept is None:
             raise TaskResultDoesNotExist(result_id)
-        return read_result(text)
+        return read_result(open_result(self.configuration.encoding, result_id, kept))
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
         """The answers for `manage.py check`: it reads the settings, and asks no server."""

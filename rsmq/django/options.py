@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
+from django.utils.module_loading import import_string
+
 from rsmq.errors import ConfigError
 from rsmq.handler.retry import RetryPolicy
 from rsmq.model.duration import checked_duration
+from rsmq.model.encoding import Codec, Encoding
 from rsmq.model.keys import check_name
 from rsmq.model.settings import NAMES, Settings, did_you_mean
 
@@ -24,8 +27,9 @@ class BackendOptions:
 
     `result_ttl`: how long the server keeps the result of a task. `retry`: by default a task that raises an error has
     failed; only a task whose process has died runs again. `on_commit`: inside a transaction of `database`, enqueue when
-    it commits. `outbox`: do so by a row of that transaction, so that no task is lost after the commit. A worker fetches
-    twice as many tasks of each band as it runs, so that a free slot can choose, and the others stay for other workers.
+    it commits. `outbox`: do so by a row of that transaction, so that no task is lost after the commit. `codecs`:
+    compress and encrypt tasks, with their arguments, and their results. A worker fetches twice as many tasks of each
+    band as it runs, so that a free slot can choose, and the others stay for other workers.
     """
 
     settings: Settings
@@ -36,6 +40,12 @@ class BackendOptions:
     on_commit: bool = True
     database: str = "default"
     outbox: bool = False
+    codecs: Sequence[Codec] = ()
+
+    @property
+    def encoding(self) -> Encoding:
+        """What the codecs do."""
+        return Encoding(self.codecs, int(self.settings.decoded_limit))
 
 
 OWN = tuple(each.name for each in fields(BackendOptions) if each.name != "settings")
@@ -59,12 +69,27 @@ def read_options(given: Mapping[str, Any], queues: Iterable[str]) -> BackendOpti
     if not isinstance(own.get("retry", RetryPolicy()), RetryPolicy):
         raise ConfigError(f"retry={own['retry']!r} is not a policy: write RetryPolicy(max_attempts=5)")
     window = 2 * own.get("concurrency", CONCURRENCY)
+    if "codecs" in own:
+        own["codecs"] = codecs_given(own["codecs"])
     options = BackendOptions(settings=Settings(**{"prefetch": window, **rest}), **own)
+    options.encoding.names  # noqa: B018  # an impossible list of codecs is refused here
     if not queues:
         raise ConfigError("QUEUES is empty: name the queues that the workers serve")
     for queue in queues:
         check_name("topic", topic_of(options, queue))
     return options
+
+
+def codecs_given(value: Any) -> Sequence[Codec]:
+    """A list of codecs, or what a path such as "shop.queue.codecs" leads to. Raises ConfigError."""
+    if isinstance(value, str):
+        try:
+            value = import_string(value)
+        except ImportError as error:
+            raise ConfigError(f"codecs={value!r} cannot be imported ({error}): write the path of a list") from None
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"codecs={value!r} is no list: write [Encrypt(Keyring.from_env())], or the path of a list")
+    return tuple(value)
 
 
 def topic_of(options: BackendOptions, queue: str) -> str:

@@ -13,6 +13,9 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from rsmq.django.tasks import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from rsmq.model.encoding import Binding, Encoding
+from rsmq.model.kept_result import KeptResult
+from rsmq.model.message import JSON
 
 TIMES: Final = ("enqueued_at", "started_at", "finished_at", "last_attempted_at")
 ID: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -46,6 +49,26 @@ def write_result(result: TaskResult) -> str:
     }
     record |= {name: written(getattr(result, name)) for name in TIMES}
     return json.dumps(record)
+
+
+def seal_result(encoding: Encoding, result_id: str, text: str) -> str | bytes:
+    """A result as it is kept: compressed or encrypted as the codecs say, behind a line that says how."""
+    data, enc = encoding.encode(text.encode(), task_binding(result_id))
+    return KeptResult(data, JSON, enc).write() if enc else text
+
+
+def open_result(encoding: Encoding, result_id: str, kept: bytes) -> str | bytes:
+    """The inverse. Raises CannotDecode where a key is missing, and Malformed."""
+    if b"\n" not in kept:  # JSON without a line before it
+        return kept
+    found = KeptResult.read(kept)
+    binding = Binding(task_binding(result_id).encode(), None, found.type.encode(), found.enc.encode())
+    return encoding.undo(found.data, binding)
+
+
+def task_binding(result_id: str) -> str:
+    """What an encrypted result is bound to, in the place of a message id."""
+    return f"task:{result_id}"
 
 
 def read_result(text: str | bytes) -> TaskResult:

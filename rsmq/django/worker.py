@@ -24,7 +24,16 @@ from django.utils import timezone
 from rsmq.broker import Broker
 from rsmq.django.backend import RsmqBackend
 from rsmq.django.options import BANDS, topic_of
-from rsmq.django.result import described, failed, is_finished, read_result, set_fields, write_result
+from rsmq.django.result import (
+    described,
+    failed,
+    is_finished,
+    open_result,
+    read_result,
+    seal_result,
+    set_fields,
+    write_result,
+)
 from rsmq.django.tasks import (
     TaskContext,
     TaskError,
@@ -91,7 +100,8 @@ class TaskRunner:
     def __init__(self, backend: RsmqBackend) -> None:
         self._backend = backend
         self._options = backend.configuration
-        self.broker = Broker(self._options.settings)
+        self._encoding = self._options.encoding
+        self.broker = Broker(self._options.settings, codecs=self._options.codecs)
         self._slots = Slots(self._options.concurrency)
         self._threads = anyio.CapacityLimiter(self._options.concurrency)
         for queue in sorted(backend.queues):
@@ -107,12 +117,11 @@ class TaskRunner:
 
     async def run(self, text: str, message: Message) -> None:
         """Run one task, and keep its result. An error of the task is the error of the message."""
-        key = self.broker.keys.task(message.id)
-        stored = await self._ask("GET", key) or text
+        stored = await self._kept(message) or text
         try:
             result = read_result(stored)
         except Exception as error:  # this code has no such task
-            await self._ask("SET", key, failed(stored, *described(error)), "PX", to_ms(self._options.result_ttl))
+            await self._keep(message.id, failed(stored, *described(error)), self._options.result_ttl)
             raise
         if result.status == TaskResultStatus.SUCCESSFUL:
             return  # it ran before, and the worker died before the message was settled
@@ -123,21 +132,20 @@ class TaskRunner:
                 finished_at=None,
             )  # fmt: skip
             result.worker_ids.append(self._member())
-            await self._save(key, result)
+            await self._save(result)
             failure = await to_thread.run_sync(self._execute, result, message, limiter=self._threads)
-            await self._save(key, result)
+            await self._save(result)
         if failure is not None:
             raise failure
 
     async def fail(self, message: Message, burial: Burial) -> None:
         """A task that is given up is a dead letter. Its result has failed, unless an attempt has said how it ended."""
-        key = self.broker.keys.task(message.id)
-        stored = await self._ask("GET", key) or message.data
+        stored = await self._kept(message) or message.data
         if is_finished(stored):
             return
         error = TaskGivenUp(burial.error)
         text = failed(stored, *described(error))
-        await self._ask("SET", key, text, "PX", to_ms(self._options.result_ttl))
+        await self._keep(message.id, text, self._options.result_ttl)
         await to_thread.run_sync(self._tell, text, error)
 
     def _tell(self, text: str, error: TaskGivenUp) -> None:
@@ -186,9 +194,19 @@ class TaskRunner:
     def _member(self) -> str:
         return "" if self.broker.worker is None else self.broker.worker.member
 
-    async def _save(self, key: str, result: TaskResult) -> None:
-        ttl = to_ms(self._options.result_ttl + timedelta(hours=1 if result.status == TaskResultStatus.RUNNING else 0))
-        await self._ask("SET", key, write_result(result), "PX", ttl)
+    async def _save(self, result: TaskResult) -> None:
+        longer = timedelta(hours=1 if result.status == TaskResultStatus.RUNNING else 0)
+        await self._keep(result.id, write_result(result), self._options.result_ttl + longer)
+
+    async def _keep(self, task: str, text: str, ttl: timedelta) -> None:
+        """Store a result in the server."""
+        kept = seal_result(self._encoding, task, text)
+        await self._ask("SET", self.broker.keys.task(task), kept, "PX", to_ms(ttl))
+
+    async def _kept(self, message: Message) -> str | bytes | None:
+        """The result in the server. Raises CannotDecode without its key."""
+        kept = await self._ask("GET", self.broker.keys.task(message.id))
+        return kept and open_result(self._encoding, message.id, kept)
 
     async def _ask(self, *command: Any) -> Any:
         """Ask the server, also while it fails over: the command may be repeated."""

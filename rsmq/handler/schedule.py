@@ -262,11 +262,18 @@ def trigger_of(title: str, schedule: object, timezone: object = "UTC") -> Trigge
     return _trigger(title, schedule, _zone(title, timezone))
 
 
+def schedule_binding(topic: str, name: str) -> str:
+    """What the encrypted payload of an added schedule is bound to, in the place of a message id."""
+    return f"schedule:{topic}:{name}"
+
+
 class EncodedPayload(NamedTuple):
-    """What a function returns whose payload is encoded already."""
+    """What a function returns whose payload is bytes already. `is_plain`: it is stored as it is, without the codecs of
+    the worker."""
 
     data: bytes
     kind: str
+    is_plain: bool = False
 
 
 def _zone(title: str, timezone: object) -> tzinfo:

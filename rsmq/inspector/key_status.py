@@ -1,7 +1,7 @@
 """Which keys the payloads of a topic still need, and where: what may not be deleted yet when keys are rotated.
 
-It only reads, all of the topic, in pages. Archives and answers to requests are not looked at, and `letter_keys` counts
-those of devices.
+It only reads, all of the topic, in pages. Archives are not looked at. `letter_keys` counts those of devices, and
+`result_keys` results and answers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pydantic_core import from_json
+
 from rsmq.errors import Malformed
 from rsmq.model.encoding import ENC, key_of
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
-from rsmq.redis.streams import ask_all, groups_of, read_entries
+from rsmq.redis.streams import ask_all, groups_of, hash_fields, read_entries
 from rsmq.redis.topics import Topic
 
 PAGE: Final = 1000
-KINDS: Final = ("backlog", "parked", "delayed", "outputs", "dead_letters", "kept")
-Kind = Literal["backlog", "parked", "delayed", "outputs", "dead_letters", "kept"]
+LONGEST_HEAD: Final = 1023
+"""The last byte that is read of a result: its first line is shorter, unless it is none."""
+KINDS: Final = ("backlog", "parked", "delayed", "outputs", "dead_letters", "steps", "schedules", "kept")
+Kind = Literal["backlog", "parked", "delayed", "outputs", "dead_letters", "steps", "schedules", "kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class KeyUse:
     """How many payloads need a key (`key` empty: none, they are not encrypted), by where they are.
 
     `backlog`: some group has yet to settle them; `parked`: they wait for a retry; `delayed`: for their time; `outputs`:
-    on their way between nodes of a cluster; `kept`: settled, kept for a replay.
+    on their way between nodes of a cluster; `steps`: results of steps, also those of dead letters; `schedules`: added
+    at run time; `kept`: settled, kept for a replay.
     """
 
     key: str
@@ -39,6 +44,8 @@ class KeyUse:
     delayed: int = 0
     outputs: int = 0
     dead_letters: int = 0
+    steps: int = 0
+    schedules: int = 0
     kept: int = 0
 
     @property
@@ -76,8 +83,16 @@ class KeyStatus:
             async for _, fields in self._stream(self._keys.dlq(topic, partition, group)):
                 packed_fields = value_of(fields, b"dlq.packed")
                 yield "dead_letters", unpacked(packed_fields) if packed_fields else fields
+                for raw in unpacked(value_of(fields, b"dlq.steps"))[1::2]:
+                    yield "steps", (ENC, enc_of_result(raw))
+            for name, raw in await hash_fields(self._client, self._keys.steps(topic, partition, group)):
+                if b"|" in name:
+                    yield "steps", (ENC, enc_of_result(raw))
             async for _, fields in self._stream(self._keys.out(topic, partition, group)):
                 yield "outputs", fields
+        for name, raw in await hash_fields(self._client, self._keys.every(topic, partition)):
+            if name.startswith(b"added|"):
+                yield "schedules", (ENC, enc_of_result(raw))
         async for packed in self._sorted_set(self._keys.delayed(topic, partition)):
             yield "delayed", unpacked(packed)
         parked, needed = await self._parked(partition, groups), await self._pending(stream, groups)
@@ -123,6 +138,36 @@ class KeyStatus:
 
     def __repr__(self) -> str:
         return f"<KeyStatus of {self._topic.name}>"
+
+
+async def result_keys(client: Client, keys: Keys) -> Counter[str]:
+    """How many kept results, answers to requests and results of Django's tasks need a key, of all topics under this
+    prefix; an empty id: none. Scans all keys of the server."""
+    found, front = Counter[str](), f"{keys.prefix}:{{"
+    await client.refresh()
+    for node in client.nodes:
+        cursor, options = b"", ("MATCH", f"{front}*", "COUNT", PAGE, "TYPE", "string")
+        while cursor != b"0":
+            cursor, names = await node.execute_command("SCAN", cursor or b"0", *options)
+            wanted = [name for name in names if is_result(name[len(front) :])]
+            for head in await ask_all(client, [("GETRANGE", name, 0, LONGEST_HEAD) for name in wanted]):
+                if head:
+                    found[key_of(enc_of_result(head))] += 1
+    return found
+
+
+def is_result(name: bytes) -> bool:
+    """Whether a key, without its first part, is that of a result or an answer."""
+    tag, _, rest = name.partition(b"}")
+    return tag.startswith((b"%reply.", b"%task.")) or b":result:" in rest
+
+
+def enc_of_result(raw: bytes) -> bytes:
+    """How something is encoded whose first line is JSON that says so; empty if it is not, or if it cannot be read."""
+    try:
+        return str(from_json(raw.partition(b"\n")[0])["enc"]).encode()
+    except (ValueError, LookupError, TypeError):
+        return b""
 
 
 def value_of(fields: Sequence[bytes], name: bytes = ENC) -> bytes:

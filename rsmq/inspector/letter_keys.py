@@ -15,7 +15,7 @@ from rsmq.persistence.devices import Devices
 from rsmq.persistence.letter import HEAD_BYTES, STAMP, enc_of
 from rsmq.persistence.retained_messages import BUCKETS
 from rsmq.redis.client.connector import Client
-from rsmq.redis.streams import ask_all
+from rsmq.redis.streams import ask_all, hash_fields
 
 PAGE: Final = 500
 ENC_OF_WILL: Final = 7
@@ -28,11 +28,11 @@ async def letter_keys(client: Client, keys: Keys) -> dict[str, Counter[str]]:
     async for name in Devices(client, keys).names():
         async for enc in letters_of(client, keys, name):
             found["letters"][key_of(enc)] += 1
-        for _, will in await fields_of(client, keys.will(name)):
+        for _, will in await hash_fields(client, keys.will(name)):
             if will:
                 found["wills"][key_of(enc_of_will(will))] += 1
     for bucket in range(BUCKETS):
-        for _, kept in await fields_of(client, keys.retained(bucket, "messages")):
+        for _, kept in await hash_fields(client, keys.retained(bucket, "messages")):
             envelope = kept.partition(b"|")[2]
             if len(envelope) > STAMP:  # else it is remembered that one was removed
                 found["retained"][key_of(enc_of(envelope))] += 1
@@ -48,16 +48,6 @@ async def letters_of(client: Client, keys: Keys, device: str) -> AsyncIterator[b
             if head:
                 yield enc_of(head)
         at += len(refs)
-
-
-async def fields_of(client: Client, key: str) -> list[tuple[bytes, bytes]]:
-    """The fields of a hash with their values, read in pages; one that changes meanwhile may come twice."""
-    found, cursor = dict[bytes, bytes](), b"0"
-    while True:
-        cursor, flat = await client.execute_command("HSCAN", key, cursor, "COUNT", PAGE)
-        found.update(zip(flat[::2], flat[1::2], strict=True))
-        if cursor == b"0":
-            return list(found.items())
 
 
 def enc_of_will(raw: bytes) -> bytes:

@@ -122,6 +122,10 @@ class Encoding:
             raise ConfigError(f"this process cannot write payloads with the coding {name[:32]!r}")
         return found
 
+    def without_codecs(self) -> Encoding:
+        """It neither compresses nor encrypts, and has the same store."""
+        return Encoding((), self.limit, self.bodies)
+
     def __bool__(self) -> bool:
         return bool(self._codecs) or self.bodies is not None
 

@@ -374,14 +374,23 @@ class Producer:
         return body
 
     async def stored_form(
-        self, topic: str, data: bytes, message_id: str, key: str | None, content_type: str, extra: tuple[str, ...]
+        self,
+        topic: str,
+        data: bytes,
+        message_id: str,
+        key: str | None,
+        content_type: str,
+        extra: tuple[str, ...],
+        *,
+        is_plain: bool = False,
     ) -> tuple[bytes, tuple[str, ...], Body | None]:
         """What is stored for a payload, the further fields of its entry, and its body if that is in the store now.
-        Raises TooLarge, and StoreUnavailable."""
+        `is_plain`: it is neither compressed nor encrypted. Raises TooLarge, and StoreUnavailable."""
         if self.encoding is None:
             return data, extra, None
         folder = None if self._bodies is None else await self._bodies.folder(topic)
-        data, extra = self.encoding.extend(data, message_id, key, content_type, extra, folder)
+        encoding = self.encoding.without_codecs() if is_plain else self.encoding
+        data, extra = encoding.extend(data, message_id, key, content_type, extra, folder)
         return data, extra, await self._stored_body(folder)
 
     async def keep_body(self, body: Body) -> None:

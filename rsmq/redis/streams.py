@@ -327,3 +327,16 @@ async def _numbers(client: Client, keys: Keys, topic: str) -> Sequence[int]:
 
 MOST_PARKED: Final = 5000
 """`trim_partition.lua` reads so many parked messages of a group; of more it looks for single ones."""
+
+FIELDS: Final = 500
+"""Fields of a hash that one call reads, about."""
+
+
+async def hash_fields(client: Client, key: str) -> list[tuple[bytes, bytes]]:
+    """The fields of a hash with their values, read in pages; one that changes meanwhile may come twice."""
+    found, cursor = dict[bytes, bytes](), b"0"
+    while True:
+        cursor, flat = await client.execute_command("HSCAN", key, cursor, "COUNT", FIELDS)
+        found.update(zip(flat[::2], flat[1::2], strict=True))
+        if cursor == b"0":
+            return list(found.items())

@@ -361,16 +361,17 @@ def outbox_row(
     delay: Duration | None = None,
     at: datetime | None = None,
     band: str | None = None,
+    identity: str | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A checked message as the row of the table, for code that inserts it in another way. `more`: see
-    `RowOptions.checked`."""
+    """A checked message as the row of the table, for code that inserts it in another way. `identity`: its UUID, which
+    an encrypted payload is bound to; `more`: see `RowOptions.checked`."""
     data, kind = encode_payload(checked_payload(topic, payload))
     if outbox._payload_limit is None:
         outbox._payload_limit = int(Settings().payload_limit)
     if key is None:  # a unique name lives in one partition
         key = more.get("unique")
-    identity = str(uuid_utils.uuid7())
+    identity = str(uuid_utils.uuid7()) if identity is None else identity
     options = RowOptions.checked(due_time(delay, at), **more) if more else NO_OPTIONS
     stored, enc = outbox._encoding.encode(data, options.message_id or identity, key, kind)
     check_size(stored, key, headers, outbox._payload_limit)

@@ -11,16 +11,21 @@ from typing import Any, Final
 import anyio
 from pydantic_core import from_json
 
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, MessageError
 from rsmq.handler.failure import describe
-from rsmq.handler.schedule import EncodedPayload, Schedule, build_schedule, read_rule
-from rsmq.redis.leadership import RENEW, Leadership
+from rsmq.handler.schedule import EncodedPayload, Schedule, build_schedule, read_rule, schedule_binding
+from rsmq.model.encoding import NO_CODECS, Binding, Encoding
+from rsmq.redis.leadership import RENEW, TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 
 log = logging.getLogger("rsmq.schedule")
 
 LOOK_EVERY: Final = 5.0
 """Seconds between two looks for added schedules while there are none: a command for each worker."""
+FAILED_FOR: Final = 60.0
+"""Seconds until one that has failed is looked at again."""
+LEAVE_FOR: Final = 2 * TTL
+"""Seconds in which another worker takes over, if there is one."""
 MOST: Final = 100
 """Schedules of one turn."""
 UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
@@ -36,12 +41,17 @@ class AddedSchedules:
     """One worker publishes them all. The index has them by the time of their next tick, so that those that are not due
     cost nothing."""
 
-    def __init__(self, context: ServerContext, check: Check) -> None:
+    def __init__(self, context: ServerContext, check: Check, encoding: Encoding = NO_CODECS) -> None:
+        """`encoding` undoes payloads that are compressed or encrypted."""
+        self._encoding = encoding
         self._context = context
         self._client = context.client
         self._index = context.keys.schedules
         self._check = check
         self._said = set[bytes]()
+        self._left = dict[bytes, float]()
+        """When a schedule was left to another worker, because it needs a key that this one does not have."""
+        self._is_leaving = False
         self._audited = 0.0
 
     async def run(self) -> None:
@@ -77,12 +87,17 @@ class AddedSchedules:
             else:
                 at = now_ms + max(1, round(pause * 1000))
                 await self._client.execute_command("ZADD", self._index, "XX", at, member)
+        if self._is_leaving:
+            self._is_leaving = False
+            await leadership.release()
+            return LEAVE_FOR
         return 0.0 if len(due) == MOST else RENEW
 
     async def _serve(self, member: bytes) -> float | None:
         """Seconds until the next look; None for one that is not there any more.
 
-        A schedule that cannot be read or published costs itself. Raises BrokerUnavailable: the others wait as well.
+        A schedule that cannot be read or published costs itself. One that needs a key of another worker is due at once
+        for the next leader, at most once a minute. Raises BrokerUnavailable: the others wait as well.
         """
         topic, name, key = [*member.decode(errors="replace").split("|", 2), "", ""][:3]
         try:
@@ -90,13 +105,23 @@ class AddedSchedules:
             pause = None if schedule is None else await self._check(schedule)
         except BrokerUnavailable:
             raise
-        except (BrokerError, ConfigError, *UNREADABLE) as error:
+        except (BrokerError, ConfigError, MessageError, *UNREADABLE) as error:
             if member not in self._said:
                 self._said.add(member)
                 log.error("schedule %s of %s, which was added, cannot be published: %s", name, topic, describe(error))
-            return LOOK_EVERY * 12
+            return self._leave(member) if isinstance(error, CannotDecode) else FAILED_FOR
         self._said.discard(member)
+        self._left.pop(member, None)
         return pause
+
+    def _leave(self, member: bytes) -> float:
+        """Let another worker lead, which may have the key. All that are due are served before."""
+        now = anyio.current_time()
+        if now - self._left.get(member, float("-inf")) < FAILED_FOR:
+            return FAILED_FOR
+        self._left[member] = now
+        self._is_leaving = True
+        return 0.0
 
     async def _schedule(self, topic: str, name: str, key: str | None) -> Schedule | None:
         """The schedule as it was added."""
@@ -106,7 +131,9 @@ class AddedSchedules:
         number = found.layout.root_of(found.open_block().partition_for(name if key is None else key))
         fields = (f"added|{name}", f"rule|{name}")
         definition, rule = await self._client.execute_command("HMGET", self._context.keys.every(topic, number), *fields)
-        return None if not definition or not rule else read_schedule(topic, name, key, definition, rule)
+        if not definition or not rule:
+            return None
+        return read_schedule(topic, name, key, definition, rule, self._encoding)
 
     async def _audit(self) -> None:
         """Add to the index what it has lost: in a failover, or because a process died between two writes."""
@@ -131,12 +158,20 @@ class AddedSchedules:
         return "<AddedSchedules>"
 
 
-def read_schedule(topic: str, name: str, key: str | None, definition: bytes, rule: bytes) -> Schedule:
-    """A schedule from its records. Raises ConfigError, or one of UNREADABLE for what rsmq has not written."""
+def read_schedule(
+    topic: str, name: str, key: str | None, definition: bytes, rule: bytes, encoding: Encoding = NO_CODECS
+) -> Schedule:
+    """A schedule from its records. Raises ConfigError, CannotDecode where a key or a codec is missing, and Malformed or
+    one of UNREADABLE for what rsmq has not written."""
     given: dict[str, Any] = from_json(definition)
     when = read_rule(rule.decode())
     span = given.get("expires_ms")
-    payload = EncodedPayload(b64decode(given["payload"], validate=True), str(given["type"]))
+    data, kind = b64decode(given["payload"], validate=True), str(given["type"])
+    if enc := given.get("enc"):
+        identity, stored = schedule_binding(topic, name).encode(), given.get("key")
+        route = None if stored is None else str(stored).encode()
+        data = encoding.undo(data, Binding(identity, route, kind.encode(), str(enc).encode()))
+    payload = EncodedPayload(data, kind, is_plain=not enc)  # of another broker, perhaps, whose readers have no key
     return build_schedule(
         lambda: payload,
         when.cron or timedelta(milliseconds=when.every_ms or 0),

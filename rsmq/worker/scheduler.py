@@ -202,7 +202,8 @@ class Scheduler:
         try:
             payload = await payload_of(schedule, tick)
             if payload is not None:
-                data, kind = payload if isinstance(payload, EncodedPayload) else encode_payload(payload)
+                is_added = isinstance(payload, EncodedPayload)
+                data, kind, is_plain = payload if is_added else (*encode_payload(payload), False)
                 message_id, headers = f"{schedule.message_id(tick)}{'' if is_tick else '-run'}", schedule.headers
                 producer, extra = self._producer, schedule.expiry(tick)
                 if producer is not None:
@@ -211,7 +212,7 @@ class Scheduler:
                             led.topic.name, payload, headers, schedule.key, message_id=message_id
                         )
                     about = (led.topic.name, data, message_id, schedule.key, kind, extra)
-                    data, extra, body = await producer.stored_form(*about)
+                    data, extra, body = await producer.stored_form(*about, is_plain=is_plain)
                 fields = entry_fields(data, message_id, schedule.key, kind, headers, extra)
         except BrokerError:
             raise

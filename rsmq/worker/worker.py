@@ -94,7 +94,7 @@ class Worker:
         actions = WorkerRowActions(lambda: self.producer, client, keys, self._settings, self._topics)
         about = ServerContext(client, keys, self._settings, self._topics, self.member, actions)
         self._services = Services(services, about)
-        self._added_schedules = AddedSchedules(about, self._scheduler.check)
+        self._added_schedules = AddedSchedules(about, self._scheduler.check, encoding)
         self._log = WorkerLog(len(handlers))
         self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
         self._max_messages = max_messages

@@ -20,9 +20,10 @@ from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
 from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.fleet.retained import Retained, stamp
 from rsmq.inspector.key_status import KINDS
+from rsmq.model.kept_result import KeptResult
 from rsmq.sql import Outbox, create_tables
 from tests.cli.conftest import Cli, Running
-from tests.contract.witness import dies, letters_of
+from tests.contract.witness import ask, dies, letters_of
 from tests.patience import until
 
 KEY, OTHER = b"\x11" * 32, b"\x22" * 32
@@ -149,15 +150,21 @@ async def test_keys_status_counts_each_key_where_it_is(broker: Broker, cli: Cli,
         async with old:
             await old.publish("orders", {"n": 3}, delay="1d")
         await broker.publish_many("orders", [{"n": 4}, {"n": 5}])
+        await broker.schedules.upsert("hourly", "1h", "orders", {"n": 6})
+        kept = KeptResult(b"x", "application/json", "a256gcm=k5")
+        steps, result = (broker.keys.steps("orders", 0, "billing"), broker.keys.result("orders", 0, "billing", "m-1"))
+        await broker.client.execute_command("HSET", steps, "m-1|charge", kept.write(), "1-0", "charge")
+        await broker.client.execute_command("SET", result, kept.write())
         stream = broker.keys.stream("orders", 0)
         await broker.client.execute_command("XADD", stream, "*", "data", "{}")
-    run = partial(cli, "keys", "status", "orders", "--outbox", database, RSMQ_KEYS=KEYS)
+    run = partial(cli, "keys", "status", "orders", "--outbox", database, "--results", RSMQ_KEYS=KEYS)
     done = await anyio.to_thread.run_sync(lambda: run("--json"))
     assert done.returncode == 0, done.stderr
     found = {each.pop("key"): each for each in json.loads(done.stdout)}
     nothing = dict.fromkeys((*KINDS, *ELSEWHERE), 0)
     assert found == {
-        "k1": nothing | {"backlog": 2, "dead_letters": 1, "kept": 1, "here": True},
+        "k1": nothing | {"backlog": 2, "dead_letters": 1, "schedules": 1, "kept": 1, "here": True},
+        "k5": nothing | {"steps": 1, "results": 1, "here": False},
         "k0": nothing | {"parked": 1, "delayed": 1, "here": False},
         "k9": nothing | {"outbox": 1, "here": False},
         None: nothing | {"backlog": 1, "here": False},
@@ -197,6 +204,51 @@ async def test_letters_are_shown_with_the_key_and_named_without_it(broker: Broke
     assert "needs the key k1" in refused.stderr
     tail = partial(cli, "device", "tail", "--client", "phone-42", "-n", "1", RSMQ_KEYS=KEYS)
     assert "ada" in (await anyio.to_thread.run_sync(tail)).stdout
+
+
+WRITING = (
+    ("publish", "orders", '{"to": "ada"}'),
+    ("schedule", "add", "orders", "hourly", '{"to": "ada"}', "--every", "1h"),
+    ("device", "send", "phone-42", '{"to": "ada"}'),
+)
+
+
+@pytest.mark.parametrize("command", WRITING, ids=lambda command: command[0])
+async def test_a_command_stores_what_it_writes_as_the_newest_entry_is(
+    broker: Broker, cli: Cli, command: tuple[str, ...]
+) -> None:
+    """Beside encrypted entries it needs the keys, or `--plain`; where there are none, keys decide."""
+
+    async def stored() -> bytes:
+        entries = await ask(broker, "XREVRANGE", broker.keys.stream("orders", 0), "+", "-", "COUNT", 1)
+        added = await ask(broker, "HVALS", broker.keys.every("orders", 0))
+        letters = await ask(broker, "ZREVRANGE", broker.keys.inbox("phone-42"), 0, 0)
+        found = [part for _, fields in entries for part in fields] + [each for each in added if b"payload" in each]
+        found += [await ask(broker, "GET", broker.keys.letter("phone-42", int(each))) for each in letters]
+        return b" ".join(found).replace(b64encode(b'{"to":"ada"}'), b"ada")
+
+    async def run(*more: str, **environment: str) -> CompletedProcess[str]:
+        return await anyio.to_thread.run_sync(partial(cli, *command, *more, **environment))
+
+    async with broker:
+        await broker.topics.ensure("orders", 1)
+        for _ in range(2):  # the first time there is nothing
+            done = await run(RSMQ_KEYS=KEYS)
+            assert done.returncode == 0, done.stderr
+            assert (b"a256gcm=k1" in await stored(), b"ada" in await stored()) == (True, False)
+            await broker.publish("orders", {"n": 1})
+            await broker.send("phone-42", {"n": 1})
+        refused = await run()
+        assert (refused.returncode, "Traceback" in refused.stderr) == (2, False), refused.stderr
+        said = " ".join(refused.stderr.split())
+        assert "is encrypted (key k1), and there are no keys here: set RSMQ_KEYS" in said
+        assert "add --plain to store it readable" in said
+        assert b"ada" not in await stored()
+        assert (await run("--plain", RSMQ_KEYS=KEYS)).returncode == 0
+        assert b"ada" in await stored()
+        if command[0] != "schedule":
+            assert (await run(RSMQ_KEYS=KEYS)).returncode == 0
+            assert b"ada" in await stored(), "now the newest one is readable"
 
 
 async def test_a_worker_that_is_killed_while_messages_wait_for_a_key_is_charged_once(

@@ -56,8 +56,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, server_url: str) -> Cli:
     directory: Path = tmp_path_factory.mktemp("dashboard")
     (directory / "app.py").write_text(MODULE)
     prefix = "rsmq" if SCREENSHOTS else f"t{uuid.uuid4().hex[:12]}"
-    told = {"RSMQ_KEYS": KEYS, "RSMQ_APP_VERSION": APP_VERSION}
-    return Cli(directory, {"RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, **told})
+    return Cli(directory, {"RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, "RSMQ_APP_VERSION": APP_VERSION})
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +76,12 @@ def feed(scene: Cli, server: Server) -> Iterator[Feed]:
 
 @pytest.fixture(scope="module")
 def start(scene: Cli) -> Iterator[Start]:
-    """Start a command that goes on until the tests of the module end."""
+    """Start a command that goes on until the tests of the module end. A dashboard has keys."""
     running: list[Running] = []
 
     def launch(*args: str) -> Running:
-        running.append(Running(scene, *args))
+        keys = {"RSMQ_KEYS": KEYS} if args[0] == "dashboard" else {}
+        running.append(Running(Cli(scene.directory, scene.environment | keys), *args))
         return running[-1]
 
     yield launch

@@ -204,17 +204,24 @@ def test_copy_of_an_encrypted_message_is_encrypted(web: httpx.Client, scene: Cli
     settings = Settings(url=scene.environment["RSMQ_URL"], prefix=prefix)
     with SyncBroker(settings, codecs=[Zstd(), Encrypt(older)]) as broker:
         broker.publish("safe", {"iban": "DE" + "0" * 2000}, key="k")
-    (first,) = [json.loads(line) for line in scene.ok("tail", "safe", "--json").splitlines()]
+    first = json.loads(scene("tail", "safe", "--json", RSMQ_KEYS=KEYS).stdout)
     form = web.get(f"publish/safe?message={first['id']}&key=k").text
-    assert ("encrypted (zstd;a256gcm), with the first key" in form, "DE000" in form) == (True, True)
+    chosen = '<option value="zstd;a256gcm" selected>encrypted (zstd;a256gcm), with the first key'
+    assert (chosen in form, "DE000" in form, chosen in web.get("publish/safe").text) == (True, True, True)
     fields = dict(HIDDEN.findall(form)) | {"kind": "json", "key": "k", "delay": "", "headers": ""}
+    fields["encoding"] = "zstd;a256gcm"
     payload = json.dumps({"iban": "FR" + "0" * 2000})
     assert "It is stored encrypted (zstd;a256gcm)." in ask(web, "publish", **fields, payload=payload)
     do(web, "publish", **fields, payload=payload)
     with server.client() as redis:
         stored = [entry for each in redis.keys(f"{prefix}:{{safe.?}}") for _, entry in redis.xrange(each)]
     assert [each[b"enc"] for each in stored] == [b"zstd;a256gcm=k6", b"zstd;a256gcm=k7"]
-    assert json.loads(scene.ok("tail", "safe", "-n", "1", "--json"))["data"] == json.loads(payload)
+    assert json.loads(scene("tail", "safe", "-n", "1", "--json", RSMQ_KEYS=KEYS).stdout)["data"] == json.loads(payload)
+    schedule = {"topic": "safe", "schedule": "s", "rule": "12h", "payload": '{"iban": "FR"}', "confirmed": "yes"}
+    assert web.post("do/add-schedule", data=schedule).status_code == 303
+    with server.client() as redis:
+        added = [redis.hget(key, "added|s") for key in redis.keys(f"{prefix}:{{safe.?}}:every")]
+    assert [b'"enc":"a256gcm=k7"' in each for each in added] == [True]
     answer = web.post("do/publish", data={**fields, "payload": payload, "encoding": "rot13"})
     assert (answer.status_code, "cannot write payloads with the coding" in answer.text) == (400, True)
 

@@ -30,7 +30,7 @@ def audience(tmp_path: Path) -> str:
 
 def send(vault: Vault, path: str, to: str, **options: Any) -> SendJob:
     """A send that has not started."""
-    return SendJob(vault.spark, SendOptions(path, to, **options), vault.connection)
+    return SendJob(vault.spark, SendOptions(path, to, **options, is_plain=True), vault.connection)
 
 
 def test_send_interrupted_sends_each_row_once(vault: Vault, audience: str) -> None:

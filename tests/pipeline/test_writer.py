@@ -27,6 +27,8 @@ from rsmq.pipeline.spark.errors import spark_errors
 from rsmq.redis.streams import SEALED
 from tests.pipeline.conftest import Store
 
+PLAIN = {"encode": "none"}
+"""The Python workers of the session have keys."""
 Rows = dict[str, list[Any]]
 Write = Callable[..., TaskResult]
 
@@ -319,7 +321,7 @@ def test_spark_tries_failed_tasks_again(
     columns = ("CAST(id AS STRING) AS value", "concat('m', id) AS id", "'src' AS topic", "CAST(id DIV 1200 AS INT) AS "
                "partition", "id + 1 AS id_ms", "0L AS id_seq")  # fmt: skip
     frame = spark.range(0, 2400, 1, 2).selectExpr(*columns)
-    frame.write.format("rsmq_failing").options(**connection, topic=topic, **options).mode("append").save()
+    frame.write.format("rsmq_failing").options(**PLAIN, **connection, topic=topic, **options).mode("append").save()
     found = values(store, topic, 2)
     assert len(found) == total
     assert sorted(set(found), key=int) == [str(number) for number in range(2400)]
@@ -339,11 +341,8 @@ def test_spark_copies_a_stream_once(
         source = spark.readStream.format("rsmq").options(
             **connection, subscribe=topic, startingOffsets="earliest", includeHeaders="true"
         )
-        sink = (
-            source.load()
-            .writeStream.format("rsmq")
-            .options(**connection, topic=copy, idempotence="marker", jobId="copy", checkpointLocation=str(checkpoint))
-        )
+        options = {"topic": copy, "idempotence": "marker", "jobId": "copy", "checkpointLocation": str(checkpoint)}
+        sink = source.load().writeStream.format("rsmq").options(**PLAIN, **connection, **options)
         assert sink.trigger(availableNow=True).start().awaitTermination(100)
 
     run()

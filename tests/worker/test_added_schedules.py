@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 
 import pytest
 
 from rsmq import Broker, Settings
+from rsmq.codecs import Encrypt, Keyring
 from rsmq.control.schedules import entry_of
+from rsmq.errors import CannotDecode, Malformed
+from rsmq.worker.added_schedules import read_schedule
 from tests.contract.witness import ask
 from tests.patience import until
 
@@ -41,6 +45,74 @@ async def test_a_spoiled_schedule_costs_itself(
                 await until(lambda: any("refused of broken" in each for each in said(caplog)), "the other one is named")
     assert set(found) == {3}
     assert sum("spoiled of ticks" in each for each in said(caplog)) == 1
+
+
+def broker_with(server_url: str, prefix: str, *keys: str) -> Broker:
+    """Its keys are named by their letters; without any it encrypts nothing."""
+    codecs = [Encrypt(Keyring({each: each.encode() * 32 for each in keys}), required=True)] if keys else []
+    return Broker(Settings(url=server_url, prefix=prefix, preflight="warn"), codecs=codecs)
+
+
+async def test_the_payload_of_an_added_schedule_is_encrypted_and_a_worker_with_its_key_publishes_it(
+    server_url: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker without the key leads first: it publishes its own, names the key once, and lets the other one lead. Two
+    ticks have other ids, so other bytes. With the same payload the record has the same bytes."""
+    sealed, plain = broker_with(server_url, prefix, "a"), broker_with(server_url, prefix)
+    found, others = list[object](), list[object]()
+
+    @sealed.handler("safe", group="g", partitions=1)
+    async def take(payload: str) -> None:
+        found.append(payload)
+
+    @plain.handler("open", group="g", partitions=1)
+    async def take_open(payload: str) -> None:
+        others.append(payload)
+
+    async with sealed, plain:
+        await sealed.topics.ensure("safe", 1)
+        await plain.topics.ensure("open", 1)
+        await plain.schedules.upsert("well", "100ms", "open", "x")
+        records = list[bytes]()
+        for _ in range(2):
+            await sealed.schedules.upsert("secret", "100ms", "safe", "ada's", key="c-1")
+            records.append(await ask(sealed, "HGET", sealed.keys.every("safe", 0), "added|secret"))
+        with caplog.at_level(logging.ERROR, "rsmq.schedule"):
+            async with plain.running():
+                await until(lambda: any("needs the key a" in each for each in said(caplog)), "it is named")
+                assert not found
+                async with sealed.running():
+                    await until(lambda: len(found) >= 2, "the one with the key leads")
+                    before = len(others)
+                    await until(lambda: len(others) > before, "and publishes those of the other one, readable")
+        entries = await ask(sealed, "XRANGE", sealed.keys.stream("safe", 0), "-", "+")
+    assert records[0] == records[1]
+    assert (b"a256gcm=a" in records[0], b64encode(b"ada's") in records[0]) == (True, False)
+    assert set(found) == {"ada's"}
+    stored = [dict(zip(fields[::2], fields[1::2], strict=True)) for _, fields in entries]
+    assert all(each[b"enc"] == b"a256gcm=a" for each in stored)
+    assert len({each[b"data"] for each in stored}) == len(stored)
+    assert sum("needs the key a" in each for each in said(caplog)) == 1
+
+
+async def test_the_payload_of_a_schedule_belongs_to_its_name_and_key(server_url: str, prefix: str) -> None:
+    """Moved to another schedule, or under another key, it does not decrypt."""
+    broker = broker_with(server_url, prefix, "a")
+    async with broker:
+        await broker.schedules.upsert("one", "1h", "safe", {"to": "ada"}, key="k")
+        topic = await broker.topics.existing("safe")
+        (found,) = [
+            each for number in topic.numbers
+            if (each := await ask(broker, "HMGET", broker.keys.every("safe", number), "added|one", "rule|one"))[0]
+        ]  # fmt: skip
+    definition, rule = found
+    read = read_schedule("safe", "one", "k", definition, rule, broker.encoding).function()
+    assert read == (b'{"to":"ada"}', "application/json", False)
+    for name, wrong in (("two", definition), ("one", definition.replace(b'"key":"k"', b'"key":"j"'))):
+        with pytest.raises(Malformed, match="does not decrypt"):
+            read_schedule("safe", name, "k", wrong, rule, broker.encoding)
+    with pytest.raises(CannotDecode, match="key a"):
+        read_schedule("safe", "one", "k", definition, rule)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -12,15 +12,16 @@ import secrets
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic_core import to_json
 from redis.exceptions import RedisError
 
 from rsmq.errors import ConfigError, TooLarge
 from rsmq.model.clock import to_ms
+from rsmq.model.encoding import Encoding
 from rsmq.model.message import JSON
 from rsmq.persistence.letter import pack_letter, pack_letters, seal
 from rsmq.pipeline.format.options import WriteOptions
+from rsmq.pipeline.format.row_encoding import RowEncoder, bound_letter
 from rsmq.pipeline.format.rows import bytes_column, header_pairs, headers_column, source_positions
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.pipeline.format.topic_sink import DIGEST, TaskResult
@@ -47,6 +48,7 @@ class InboxSink:
         self._connection, self._options = connection, options
         settings = connection.settings
         self._payload_limit = int(settings.payload_limit)
+        self._encoder = RowEncoder(connection, options.encode)
         self._is_marked = options.idempotence == "marker"
         self._source = f"source:{options.job_id}" if self._is_marked else f"source:~{secrets.token_hex(5)}"
         self._limits = (to_ms(settings.inbox_ttl), settings.inbox_limit, to_ms(options.dedupe_window))
@@ -72,7 +74,9 @@ class InboxSink:
         devices = bytes_column(batch, "device") or []
         if None in devices or not devices:
             raise ConfigError("column 'device' is null in a row: a letter needs a device")
-        rows = zip(devices, self._positions(batch, devices), published_ms(batch), self._envelopes(batch), strict=True)
+        encoding = self._encoder.of_inboxes(devices[0].decode())
+        envelopes = self._envelopes(batch, encoding)
+        rows = zip(devices, self._positions(batch, devices), published_ms(batch), envelopes, strict=True)
         for device, position, published, envelope in rows:
             letters = self._waiting.setdefault(device.decode(), [])
             letters.append(pack_letter(position, published, self._ttl, envelope))
@@ -119,19 +123,22 @@ class InboxSink:
             self._last[device] = position
         return positions
 
-    def _envelopes(self, batch: pa.RecordBatch) -> list[bytes]:
+    def _envelopes(self, batch: pa.RecordBatch, encoding: Encoding | None) -> list[bytes]:
         """Each row as an envelope, without the stamp that the server prepends."""
         values, count = bytes_column(batch, "value") or [None] * batch.num_rows, batch.num_rows
         if None in values:
             raise ConfigError("the value of a row is null: a letter has a payload, so filter such rows")
-        largest = pc.max(pc.binary_length(batch.column("value"))).as_py()
-        if largest > self._payload_limit:
-            raise TooLarge(largest, self._payload_limit)
         types, headers = bytes_column(batch, "type") or [None] * count, headers_column(batch) or [None] * count
         topics = [self._options.topic.encode()] * count if self._options.topic else bytes_column(batch, "topic")
+        kinds = [JSON if each is None else each.decode() for each in types]
+        stored = [bound_letter(*each, encoding) for each in zip(values, kinds, strict=True)]
+        largest = max(len(data) for data, _ in stored)
+        if largest > self._payload_limit:
+            raise TooLarge(largest, self._payload_limit)
+        rows = zip(stored, kinds, topics or [None] * count, headers, strict=True)
         return [
-            seal(value, JSON if kind is None else kind.decode(), topic or b"", header_json(row_headers))
-            for value, kind, topic, row_headers in zip(values, types, topics or [None] * count, headers, strict=True)
+            seal(data, kind, topic or b"", header_json(row_headers), binding)
+            for (data, binding), kind, topic, row_headers in rows
         ]
 
 

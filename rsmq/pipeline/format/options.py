@@ -25,6 +25,8 @@ from rsmq.pipeline.format.payloads import DECODE, Decode
 from rsmq.redis.wire.url import check_url, has_password, redact, split_url
 
 Idempotence = Literal["none", "id", "marker", "dedupe"]
+Encode = Literal["newest", "none", "all"]
+ENCODE: Final = ("newest", "none", "all")
 IDEMPOTENCE: Final = ("none", "id", "marker", "dedupe")
 STRATEGIES: Final = ("latest", "error")
 TARGETS: Final = ("topic", "inbox")
@@ -45,6 +47,7 @@ WRITE: Final = (
     "expires",
     "ratePerTask",
     "band",
+    "encode",
     "resultFile",
 )
 SPARK_OPTIONS: Final = ("checkpointlocation", "queryname", "outputmode")
@@ -136,7 +139,7 @@ class WriteOptions:
     """The options of a write. `topic` None: each row names its own. `expires` None: letters live as long as inboxes.
 
     `rate`: messages a second for each task; None: no limit. `result_file`: where the driver writes what was stored.
-    `band`: the band of the topic that the rows go to.
+    `band`: the band of the topic that the rows go to. `encode`: whether payloads are encrypted.
     """
 
     access: Access
@@ -149,6 +152,7 @@ class WriteOptions:
     rate: float | None = None
     result_file: str | None = None
     band: str | None = None
+    encode: Encode = "newest"
 
 
 def read_options(values: Mapping[str, str]) -> ReadOptions:
@@ -198,7 +202,9 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
     band = options.text("band")
     if band is not None and (target != "topic" or idempotence == "id"):
         raise ConfigError('"band" belongs to target=topic, and not to idempotence=id, which restores where a row was')
-    topic = options.text("topic")
+    topic, encode = options.text("topic"), options.choice("encode", ENCODE)
+    if idempotence == "id" and options.text("encode") is None:
+        encode = "none"  # it restores what was stored
     return WriteOptions(
         access=access_of(options),
         topic=topic if topic is None or target == "inbox" else check_name("topic", topic),
@@ -210,6 +216,7 @@ def write_options(values: Mapping[str, str]) -> WriteOptions:
         rate=options.rate("ratePerTask"),
         result_file=options.text("resultFile"),
         band=None if band is None else checked_band(band),
+        encode=encode,  # type: ignore[arg-type]
     )
 
 

@@ -20,6 +20,7 @@ from rsmq.errors import ConfigError, TooLarge, TopicFull
 from rsmq.model.clock import to_ms
 from rsmq.model.layout import Block
 from rsmq.pipeline.format.options import WriteOptions
+from rsmq.pipeline.format.row_encoding import RowEncoder, encoded_entry, payload_size
 from rsmq.pipeline.format.rows import bytes_column, entries_from, group_by_column, required_column, source_positions
 from rsmq.pipeline.format.task_bodies import TaskBodies
 from rsmq.pipeline.format.task_connection import TaskConnection
@@ -117,6 +118,7 @@ class TopicSink:
         self._find_topic = cache(find_topic)
         self._payload_limit = int(connection.settings.payload_limit)
         self._bodies: TaskBodies | None = None
+        self._encoder = RowEncoder(connection, options.encode)
         self._throttle = WriteRate(options.rate)
         self._batches: dict[MarkKey, PartitionBatch] = {}
         self._last_positions: dict[tuple[str, str], str] = {}
@@ -127,10 +129,7 @@ class TopicSink:
         if not batch.num_rows:
             return
         largest = pc.max(pc.binary_length(batch.column("value"))).as_py() or 0
-        if largest > self._payload_limit and self._bodies is None:
-            self._bodies = TaskBodies.of(self._connection)
-            if self._bodies is None:
-                raise TooLarge(largest, self._payload_limit)
+        self._check_size(largest)
         if self._options.topic is not None:
             self._put_into(self._find_topic(self._options.topic), batch)
             return
@@ -138,6 +137,13 @@ class TopicSink:
             if name is None:
                 raise ConfigError('a row names no topic: set the option "topic", or fill the column')
             self._put_into(self._find_topic(name), rows)
+
+    def _check_size(self, largest: int) -> None:
+        """Open the store of bodies for a payload that an entry may not have. Raises TooLarge without one."""
+        if largest > self._payload_limit and self._bodies is None:
+            self._bodies = TaskBodies.of(self._connection)
+            if self._bodies is None:
+                raise TooLarge(largest, self._payload_limit)
 
     def flush(self) -> None:
         """Send all batches."""
@@ -152,6 +158,9 @@ class TopicSink:
         """Put each row into the batch of its partition, behind its prefix; send those that are full."""
         keys, ids = bytes_column(batch, "key"), bytes_column(batch, "id")
         entries = entries_from(batch, keys, ids)
+        if (encoding := self._encoder.of_topic(topic)) is not None:
+            entries = [encoded_entry(entry, encoding) for entry in entries]
+            self._check_size(max(map(payload_size, entries)))
         targets = self._targets(topic, batch, keys, ids)
         full = min(self._throttle.max_messages, max(1, MAX_CALL_BYTES * batch.num_rows // max(1, batch.nbytes)))
         batches = {}

@@ -71,9 +71,9 @@ class ReplayOptions:
 
     @property
     def sink(self) -> dict[str, str]:
-        """The options of the write."""
+        """The options of the write. Payloads stay as the archive has them."""
         band = {} if self.band is None else {"band": self.band}
-        return {"topic": self.target, "idempotence": "marker", "jobId": self.name, **band}
+        return {"topic": self.target, "idempotence": "marker", "jobId": self.name, "encode": "none", **band}
 
     @property
     def name(self) -> str:

@@ -46,7 +46,8 @@ class File(NamedTuple):
 class SendOptions:
     """The options of a send. `key`, `id`, `value`, `device` name columns; without `value` the row is sent as JSON.
 
-    `topic`: the target, or, with `device`, the topic of the letters. `band`: of the target; None: `normal`.
+    `topic`: the target, or, with `device`, the topic of the letters. `band`: of the target; None: `normal`. `is_plain`:
+    payloads are stored readable, even where others are encrypted.
     """
 
     path: str
@@ -59,6 +60,7 @@ class SendOptions:
     job: str | None = None
     expires: timedelta | None = None
     band: str | None = None
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class SendJob:
         options = {"jobId": self.job, "idempotence": "marker", "topic": self._options.topic}
         if self._options.device is not None:
             options["target"] = "inbox"
+        if self._options.is_plain:
+            options["encode"] = "none"
         if self._options.band is not None:
             options["band"] = self._options.band
         if self._options.expires is not None:

@@ -22,6 +22,7 @@ from waiting import finished, wait_until
 from rsmq.django.apps import check_backends
 from rsmq.django.backend import BROKERS, RsmqBackend
 from rsmq.django.tasks import BaseTaskBackend, TaskResultDoesNotExist, TaskResultStatus, task_backends, task_enqueued
+from rsmq.errors import CannotDecode
 from rsmq.redis.embedded.keeper import dies_with_us
 from tests.forks import start as start_fork
 
@@ -144,6 +145,23 @@ def test_a_retry_policy_tries_again():
     assert notes() == ["attempt 1", "attempt 2", "attempt 3"] * 2
 
 
+def test_arguments_and_results_are_encrypted():
+    """In the topic and beside it; without the key the result is not there to read."""
+    retrying = task_backends["retrying"]
+    broker = retrying.broker
+    result = finished(shop.add.using(backend="retrying").enqueue("call 010-1234 ", "or 010-9876"))
+    assert result.return_value == "call 010-1234 or 010-9876"
+    kept = broker.client.execute_command("GET", broker.keys.task(result.id))
+    assert kept.startswith(b'{"type": "application/json", "enc": "a256gcm=k1"}\n')
+    streams = [broker.keys.stream("retrying.default", n) for n in range(6)]
+    entries = [fields for key in streams for _, fields in broker.client.execute_command("XRANGE", key, "-", "+")]
+    assert entries
+    assert not any(b"010-" in part for fields in [[kept], *entries] for part in fields)
+    other = RsmqBackend("other", {"OPTIONS": {**SERVER, "topic": "retrying"}})
+    with pytest.raises(CannotDecode, match="needs the key k1"):
+        other.get_result(result.id)
+
+
 def test_another_queue():
     """It has topics of its own."""
     finished(shop.mail.enqueue("ada"))
@@ -231,7 +249,7 @@ def test_threads_share_one_connection():
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(shop.add.enqueue, range(40)))
     assert [finished(result).return_value for result in results] == [n + 1 for n in range(40)]
-    assert sum(thread.name == "rsmq-portal" for thread in threading.enumerate()) == len(BROKERS) <= 2
+    assert sum(thread.name == "rsmq-portal" for thread in threading.enumerate()) == len(BROKERS) <= 4
 
 
 def test_a_killed_worker_does_not_lose_its_task():
@@ -283,6 +301,9 @@ MISTAKES = [
     ({"OPTIONS": {"lease_ttl": "soon"}}, "RSMQ_LEASE_TTL"),
     ({"QUEUES": []}, "QUEUES is empty: name the queues that the workers serve"),
     ({"QUEUES": ["a queue"]}, "'tasks.a queue'"),
+    ({"OPTIONS": {"codecs": "no.such"}}, "codecs='no.such' cannot be imported"),
+    ({"OPTIONS": {"codecs": 7}}, "codecs=7 is no list: write [Encrypt(Keyring.from_env())]"),
+    ({"OPTIONS": {"codecs": [7]}}, "7 is no codec"),
     ({"OPTIONS": {"database": "other"}}, "DATABASES has no 'other'"),
 ]
 

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+from sealing import codecs
 from tenacity import wait_fixed
 
 from rsmq import RetryPolicy
@@ -19,7 +20,7 @@ SERVER = {"url": os.environ["PROJECT_URL"], "prefix": os.environ["PROJECT_PREFIX
 SERVER |= {"partitions": 2, "presence_interval": "100ms", "presence_grace": "300ms", "delay_resolution": "20ms"}
 TASKS = {
     "default": {"BACKEND": BACKEND, "QUEUES": ["default", "mail"], "OPTIONS": {**SERVER, "concurrency": 1}},
-    "outbox": {"BACKEND": BACKEND, "OPTIONS": {**SERVER, "topic": "boxed", "outbox": True}},
+    "outbox": {"BACKEND": BACKEND, "OPTIONS": {**SERVER, "topic": "boxed", "outbox": True, "codecs": codecs}},
     "deadly": {
         "BACKEND": BACKEND,
         "OPTIONS": {
@@ -30,7 +31,7 @@ TASKS = {
         "BACKEND": BACKEND,
         "OPTIONS": {
             **SERVER, "topic": "retrying", "on_commit": False, "retry": RetryPolicy(max_attempts=3, wait=wait_fixed(0)),
-            "concurrency": 2,
+            "concurrency": 2, "codecs": "sealing.codecs",
         },
     },
 }  # fmt: skip
