@@ -14,8 +14,7 @@ from decimal import Decimal
 from functools import cached_property
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, NewType, TypeVar
-from typing import Generic as GenericBase
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, NewType, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -269,7 +268,7 @@ class Open(BaseModel):
 T = TypeVar("T")
 
 
-class Box(BaseModel, GenericBase[T]):
+class Box(BaseModel, Generic[T]):
     inner: T
 
 
@@ -455,7 +454,7 @@ class Outer(BaseModel):
     inners: dict[str, list[Inner]]
 
 
-class Generic(BaseModel):
+class Masked(BaseModel):
     number: Secret[int]
 
 
@@ -510,7 +509,7 @@ class Login(TypedDict):
 
 
 @pytest.mark.parametrize(("kind", "says"), [
-    (Inner, "secret token"), (Outer, "secret inners.token"), (Generic, "secret number"), (list[Inner], "secret token"),
+    (Inner, "secret token"), (Outer, "secret inners.token"), (Masked, "secret number"), (list[Inner], "secret token"),
     (Login, "secret token"), (Text, "rows is Json"), (Hidden, "left is excluded"), (ReadBy, "read as 'Name'"),
     (WrittenBy, "written as 'Name'"), (Strict, "two is computed"), (Initial, "gone is an InitVar"),
     (Order | Inner, "secret token"),
