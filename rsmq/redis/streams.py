@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
+from rsmq.model.encoding import ENC, key_of
 from rsmq.model.keys import Keys
 from rsmq.model.layout import WITH_BANDS, Layout, plain_distribution, read_layout, stored_distribution
 from rsmq.model.record import text
-from rsmq.model.stream_id import is_position
+from rsmq.model.stream_id import is_position, parse_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
 
@@ -340,3 +341,14 @@ async def hash_fields(client: Client, key: str) -> list[tuple[bytes, bytes]]:
         found.update(zip(flat[::2], flat[1::2], strict=True))
         if cursor == b"0":
             return list(found.items())
+
+
+AT_ONCE: Final = 16
+"""Partitions whose newest entries are read together. The first of these that have an entry decide."""
+
+
+def key_of_newest(entries: Iterable[Sequence[Any]]) -> str:
+    """The id of the key with which the newest of some entries is encrypted; empty if it is not."""
+    _, fields = max(entries, key=lambda entry: parse_stream_id(entry[0]))
+    pairs = zip(fields[::2], fields[1::2], strict=False) if fields else ()
+    return key_of(next((value for name, value in pairs if name == ENC), b""))

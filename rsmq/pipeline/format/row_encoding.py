@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from rsmq.codecs.reading import codecs_beside, codecs_to_write
 from rsmq.errors import ConfigError
-from rsmq.inspector.key_in_use import AT_ONCE, key_of_newest
 from rsmq.model.encoding import ENC, Binding, Encoding, key_of
 from rsmq.model.message import new_message_id
 from rsmq.model.record import whole
 from rsmq.pipeline.format.options import Encode
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.scripts import Value
+from rsmq.redis.streams import AT_ONCE, key_of_newest
 from rsmq.redis.topics import Topic
 
 OTHERWISE: Final = ', on every executor, or write .option("encode", "none") to store it readable'
