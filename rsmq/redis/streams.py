@@ -347,6 +347,12 @@ AT_ONCE: Final = 16
 """Partitions whose newest entries are read together. The first of these that have an entry decide."""
 
 
+def last_entries(replies: Iterable[Any]) -> list[Sequence[Any]]:
+    """The last entry of each stream, from replies of XINFO STREAM; None is that of a stream that is not there."""
+    found = [as_dict(reply).get("last-entry") for reply in replies if reply is not None]
+    return [entry for entry in found if entry is not None]
+
+
 def key_of_newest(entries: Iterable[Sequence[Any]]) -> str:
     """The id of the key with which the newest of some entries is encrypted; empty if it is not."""
     _, fields = max(entries, key=lambda entry: parse_stream_id(entry[0]))

@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import Any, Final
 
 from rsmq.codecs.reading import codecs_beside, codecs_to_write
-from rsmq.errors import ConfigError
+from rsmq.errors import BrokerError, ConfigError
 from rsmq.model.encoding import ENC, Binding, Encoding, key_of
 from rsmq.model.message import new_message_id
 from rsmq.model.record import whole
 from rsmq.pipeline.format.options import Encode
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.scripts import Value
-from rsmq.redis.streams import AT_ONCE, key_of_newest
+from rsmq.redis.streams import AT_ONCE, is_missing, key_of_newest, last_entries
 from rsmq.redis.topics import Topic
 
 OTHERWISE: Final = ', on every executor, or write .option("encode", "none") to store it readable'
@@ -57,19 +57,27 @@ class RowEncoder:
         numbers, keys = list(topic.numbers), self._connection.keys
         for at in range(0, len(numbers), AT_ONCE):
             streams = [keys.stream(topic.name, number) for number in numbers[at : at + AT_ONCE]]
-            found = [self._connection.ask("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams]
-            if any(found):
-                return key_of_newest(entry for reply in found for entry in reply)
+            if entries := last_entries(map(self._info, streams)):
+                return key_of_newest(entries)
         return None
+
+    def _info(self, stream: str) -> Any:
+        """What XINFO says of a stream; None: it is not there."""
+        try:
+            return self._connection.ask("XINFO", "STREAM", stream)
+        except BrokerError as error:
+            if is_missing(error):
+                return None
+            raise
 
     def _newest_letter(self, device: str) -> str | None:
         keys = self._connection.keys
-        refs = self._connection.ask("ZREVRANGE", keys.inbox(device), 0, 0)
+        refs = self._connection.ask("ZRANGE", keys.inbox(device), -1, -1)
         seq = whole(refs[0]) if refs else None
         if seq is None:
             return None
         letters: Any = import_module("rsmq.persistence.letter")  # only a write of letters loads it
-        return key_of(letters.enc_of(self._connection.ask("GETRANGE", keys.letter(device, seq), 0, letters.HEAD_BYTES)))
+        return key_of(letters.enc_of(self._connection.ask("GET", keys.letter(device, seq)) or b""))
 
     def __repr__(self) -> str:
         return f"<RowEncoder {self._encode}>"
