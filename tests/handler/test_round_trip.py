@@ -375,7 +375,7 @@ class Hex(BaseModel):
     when: datetime
 
 
-class Nobody:
+class Uncompared:
     """No `==` compares it."""
 
     def __init__(self, n: int) -> None:
@@ -389,7 +389,7 @@ class Nobody:
 
 class Holder(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
-    one: Nobody
+    one: Uncompared
 
 
 class Cat(BaseModel):
