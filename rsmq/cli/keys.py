@@ -49,7 +49,7 @@ def status(
         bool,
         typer.Option(
             "--results",
-            help="Also count kept results, answers to requests and results of Django's tasks, of whatever topic: scans "
+            help="Also count kept results, answers to requests and results of Django's tasks, of any topic: scans "
             "all keys of the server.",
         ),
     ] = False,
