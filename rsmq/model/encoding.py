@@ -110,11 +110,6 @@ class Encoding:
         self.is_required = any(each.is_required for each in codecs)
         """Whether a message that is not encoded so is malformed."""
 
-    @property
-    def encrypts(self) -> bool:
-        """Whether one of its codecs encrypts."""
-        return any(each.step == "encrypt" for each in self._codecs)
-
     def codec(self, name: str) -> Codec:
         """The codec of a coding. Raises ConfigError if there is none."""
         found = self._by_name.get(name)
