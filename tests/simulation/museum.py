@@ -1085,8 +1085,6 @@ def keep(seeds: Mapping[str, str]) -> None:
 
 def is_stale(exhibit: Exhibit, seeds: Mapping[str, str]) -> bool:
     """Whether its seed does not find it any more: what a worker sends has changed since."""
-    if exhibit.name not in seeds:
-        return False
     with put_back(exhibit) as scratch:
         return "1 of 1 seeds are clean" in play(scratch, [int(seeds[exhibit.name])], exhibit)
 
@@ -1127,8 +1125,9 @@ def main() -> int:
     chosen, missed = parser.parse_args(), 0
     exhibits = [each for each in EXHIBITS if not chosen.only or any(part in each.name for part in chosen.only)]
     if chosen.stale:
-        exhibits = stale(exhibits, chosen.jobs)
-        print(f"{len(exhibits)} of {len(kept_seeds())} kept seeds are stale", flush=True)
+        kept = [each for each in exhibits if each.name in kept_seeds()]
+        exhibits = stale(kept, chosen.jobs)
+        print(f"{len(exhibits)} of {len(kept)} kept seeds are stale", flush=True)
         if chosen.write:
             gone = {each.name for each in exhibits}
             keep({name: seed for name, seed in kept_seeds().items() if name not in gone})
