@@ -261,6 +261,8 @@ def run(kind: type[System], work: str, options: argparse.Namespace) -> dict[str,
                 return measured(system, "pairs", {"clients": many, "count": count}, count)
             case "pairs paced":
                 return measured(system, "pairs", {"clients": many, "count": paced, "rate": rate}, paced)
+            case "single":
+                return measured(system, "single", {"clients": 40, "count": paced // 10}, paced // 10)
             case "fan brief" | "fan kept":
                 times = count // many
                 given = {"clients": many, "count": times, "clean": work == "fan brief"}

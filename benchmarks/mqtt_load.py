@@ -271,6 +271,28 @@ async def connects(port: int, given: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+async def single(port: int, given: dict[str, Any]) -> dict[str, Any]:
+    """One message at a time, each from one client to another: the next one a millisecond after it was received.
+
+    So no message shares a write, a read or a call with another one, however busy the machine is.
+    """
+    half = given["clients"] // 2
+    readers = await opened(port, "r", half, clean=False, topic="p2p/{}")
+    writers = await opened(port, "w", half, clean=True)
+    received = asyncio.Event()
+    for n, (reader, writer) in enumerate(zip(readers, writers, strict=True)):
+        reader.on_message = lambda _: received.set()
+        writer.to(f"p2p/{n}")
+    ready()
+    started = time.monotonic()
+    for n in range(given["count"]):
+        received.clear()
+        writers[n % half].publish()
+        await received.wait()
+        await asyncio.sleep(0.001)
+    return {"seconds": time.monotonic() - started}
+
+
 async def absent(port: int, given: dict[str, Any]) -> dict[str, Any]:
     """Messages for a client that is away; the broker is killed at `begin`, and started again."""
     (reader,) = await opened(port, "away", 1, clean=False, topic="away")
@@ -346,7 +368,7 @@ async def slow(port: int, given: dict[str, Any]) -> dict[str, Any]:
     return {"acked": flow.acked, "delivered": len(got), "puback": spread(flow.ack_times)}
 
 
-WORKS: Final = {each.__name__: each for each in (ingest, pairs, fan, connects, absent, resume, slow)}
+WORKS: Final = {each.__name__: each for each in (ingest, pairs, single, fan, connects, absent, resume, slow)}
 
 
 async def main() -> None:

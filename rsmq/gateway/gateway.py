@@ -31,6 +31,7 @@ from rsmq.gateway.connections.tasks import ConnectionTasks
 from rsmq.gateway.connections.tracing import Watches
 from rsmq.gateway.connections.unstored import Unstored
 from rsmq.gateway.fleet.broadcast import Broadcast
+from rsmq.gateway.fleet.client_acks import ClientAcks
 from rsmq.gateway.fleet.message import Timings
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
@@ -212,7 +213,8 @@ class Gateway:
         unstored = Unstored(clients, registry, others)
         wills = Wills(client, keys, batcher, WillPublisher(rules, counts, ingest).publish, encoding)
         sessions = Sessions(client, keys, batcher, registry, shares, wills, gateway, clock, tasks.spawn)
-        fleet = FleetState(clock, inboxes, registry, retained, shares, wills, sessions)
+        acks = ClientAcks(inboxes.batcher, is_cluster=client.is_cluster)
+        fleet = FleetState(clock, inboxes, acks, registry, retained, shares, wills, sessions)
         return Context(rules, fleet, clients, ingest, unstored, counts, tasks.spawn, self._timings)
 
     def _encoding_in(self, topic: str) -> Encoding:

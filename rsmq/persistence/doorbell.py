@@ -1,4 +1,4 @@
-"""The doorbell wakes sessions over sharded pub/sub. A ring carries no data: the session reads its inbox."""
+"""The doorbell wakes sessions over sharded pub/sub. A ring may bring the next letter of an MQTT client along."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 
 Ring = Callable[[], None]
+Push = Callable[[bytes], bool]
+"""Takes what has come along with a ring. Returns False if it cannot: it is as any other ring then."""
 
 
 class NodeSubscription:
     """One connection that subscribes to channels of one node, until it breaks."""
 
-    def __init__(self, node: Client, rung: Callable[[bytes], None]) -> None:
+    def __init__(self, node: Client, rung: Callable[[bytes, bytes], None]) -> None:
         self._connection = RawConnection(node)
         self._rung = rung
         self.channels: set[bytes] = set()
@@ -87,8 +89,10 @@ class NodeSubscription:
             for reply in await self._connection.receive_arrived(SILENCE):
                 if isinstance(reply, Exception):
                     raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
-                if reply[0] in (b"smessage", b"ssubscribe"):
-                    self._rung(reply[1])
+                if reply[0] == b"smessage":
+                    self._rung(reply[1], reply[2])
+                elif reply[0] == b"ssubscribe":
+                    self._rung(reply[1], b"")
                 elif reply[0] == b"sunsubscribe":
                     self._left(reply[1])
 
@@ -109,7 +113,7 @@ class Doorbell:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._rings: dict[bytes, list[Ring]] = {}
+        self._rings: dict[bytes, list[tuple[Ring, Push | None]]] = {}
         self._subscriptions: dict[Client, NodeSubscription] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         self._backoff = Backoff(PAUSE, LONGEST_PAUSE)
@@ -123,22 +127,26 @@ class Doorbell:
         finally:
             self._tasks = None
             for channel in list(self._rings):  # waiting sessions find out that the broker is closed
-                self._rung(channel)
+                self._rung(channel, b"")
 
-    def listen(self, channel: str, ring: Ring) -> None:
-        """Call `ring` whenever there may be a new letter, first when the subscription is confirmed."""
+    def listen(self, channel: str, ring: Ring, push: Push | None = None) -> None:
+        """Call `ring` whenever there may be a new letter, first when the subscription is confirmed.
+
+        `push` gets what comes along with a ring; if it takes that, `ring` is not called.
+        """
         if self._tasks is None:
             raise ConfigError("the broker is not connected: open the session inside `async with broker:`")
         rings = self._rings.setdefault(channel.encode(), [])
-        rings.append(ring)
+        rings.append((ring, push))
         if len(rings) == 1:
             self._subscription(channel).listen(channel.encode())
 
     def forget(self, channel: str, ring: Ring) -> None:
         """Stop calling `ring`."""
         rings = self._rings.get(channel.encode(), [])
-        if ring in rings:
-            rings.remove(ring)
+        at = next((at for at, each in enumerate(rings) if each[0] == ring), None)
+        if at is not None:
+            del rings[at]
             if not rings:
                 del self._rings[channel.encode()]
                 for subscription in self._subscriptions.values():  # of all nodes: its slot may have moved
@@ -171,10 +179,11 @@ class Doorbell:
             if channel in self._rings:
                 self._subscription(channel.decode()).listen(channel)
 
-    def _rung(self, channel: bytes) -> None:
+    def _rung(self, channel: bytes, pushed: bytes) -> None:
         self._backoff.reset()
-        for ring in self._rings.get(channel, ()):
-            ring()
+        for ring, push in self._rings.get(channel, ()):
+            if not (pushed and push is not None and push(pushed)):
+                ring()
 
     def __repr__(self) -> str:
         return f"<Doorbell channels={len(self._rings)} connections={len(self._subscriptions)}>"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from rsmq.model.record import exact_text, whole
 from rsmq.persistence.letter import PACKET_IDS
 
 LARGEST_WINDOW: Final = 32_767
@@ -27,6 +28,33 @@ class Blocked(NamedTuple):
     packet_id: int
 
 
+class PushedLetter(NamedTuple):
+    """A letter that has come along with a ring. `before`: the seq before its own. `name`: what `add_letters` has noted
+    of it, which no other letter has."""
+
+    before: int
+    seq: bytes
+    name: str
+    envelope: bytes
+
+
+def read_pushed(raw: bytes, gateway: str, epoch: str) -> PushedLetter | None:
+    """What came along with a ring of the doorbell; None if it is no letter for this connection.
+
+    A connection of the same client in another database may have the same epoch, but not to the same gateway.
+    """
+    own = f"{gateway} {epoch}:".encode()
+    if not raw.startswith(own):
+        return None
+    parts = raw[len(own) - 1 :].split(b":", 4)
+    if len(parts) != 5:
+        return None
+    before, seq, call = whole(parts[1]), whole(parts[2]), exact_text(parts[3])
+    if before is None or seq is None or seq <= before or call is None or not parts[4]:
+        return None
+    return PushedLetter(before, parts[2], f"{parts[2].decode()}:{call}", parts[4])
+
+
 class InboxCursor:
     """The position in an inbox. Letters are passed on once, in order, while fewer than `window` are out.
 
@@ -34,7 +62,7 @@ class InboxCursor:
     known is None, never a value that a letter, a seq or a packet id may have.
     """
 
-    __slots__ = ("at", "blocked", "is_drained", "is_held", "is_paused", "out", "rings", "sent", "window")
+    __slots__ = ("at", "blocked", "is_drained", "is_held", "is_paused", "named", "out", "rings", "sent", "window")
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -51,6 +79,8 @@ class InboxCursor:
         """The client does not read."""
         self.is_held = False
         """The next letter cannot be passed on: a poll looks whether it is still there."""
+        self.named = ""
+        """The letter that was taken from a ring, until the server knows it: each call names it."""
         self.rings = 0
         """How often the doorbell has rung."""
 
@@ -106,6 +136,21 @@ class InboxCursor:
         self.is_drained = bool(int(reply[2])) and self.rings == rings
         return seqs, taken
 
+    def take_pushed(
+        self, pushed: PushedLetter, is_known: Callable[[int, bytes], bool] | None = None
+    ) -> tuple[list[int], list[bytes]] | None:
+        """Take a letter that came along with a ring, as `take` does. None: a page reads it, because it is not the next
+        one, or there is no room for it now."""
+        if not self.is_drained or self.at != str(pushed.before) or self.room <= 0:
+            return None
+        self.named = pushed.name
+        return self.take((b"OK", pushed.seq, 1, pushed.seq, pushed.envelope), self.rings, is_known)
+
+    def knows(self, named: str) -> None:
+        """The server has answered a call that named this letter."""
+        if self.named == named:
+            self.named = ""
+
     def put_back(self, seqs: Sequence[int]) -> None:
         """The last of the letters that were taken cannot be passed on yet: they come again, in order."""
         for seq in seqs:
@@ -126,6 +171,7 @@ class InboxCursor:
         """The server has lost every letter above `kept`: go on behind that one."""
         self.at = str(kept)
         self.is_drained = False
+        self.named = ""
 
     def __repr__(self) -> str:
         return f"<InboxCursor at={self.at} out={len(self.out)}{f' {self.blocked}' if self.blocked else ''}>"

@@ -167,7 +167,8 @@ class AddLettersCall(Call):
     ) -> None:
         keys = [key for batch in batches for key in batch.queue.keys]
         letters = pack_letters([(batch.queue.source, batch.letters) for batch in batches])
-        super().__init__(ADD_LETTERS, keys, (*options, letters, int(waits)))
+        name = (writer.next_call(),) if waits else ()
+        super().__init__(ADD_LETTERS, keys, (*options, letters, int(waits), *name))
         self.writer, self.batches = writer, batches
 
     def done(self, reply: Any) -> None:
@@ -220,6 +221,7 @@ class InboxWriter:
         self._options = (to_ms(settings.inbox_ttl), settings.inbox_limit, mark_ttl_ms(settings))
         self._sender = f"source:~{secrets.token_hex(5)}"
         self._count = 0
+        self._calls = 0
         self._queues: dict[str, dict[str, DeviceQueue]] = {}
         self._ready: list[DeviceQueue] = []
         self._patience = 0.0
@@ -236,6 +238,11 @@ class InboxWriter:
         """
         self._patience = patience
         self._on_dropped = on_dropped
+
+    def next_call(self) -> str:
+        """A name for a call that may send a letter along with a ring: no other call of any process has it."""
+        self._calls += 1
+        return f"{self._sender[8:]}.{self._calls}"
 
     def dropped(self, count: int) -> None:
         """The server has dropped so many letters to make room."""

@@ -12,6 +12,7 @@ import pytest
 
 from rsmq import Broker
 from rsmq.errors import BrokerUnavailable, SessionTaken
+from rsmq.gateway.fleet.client_acks import ClientAcks
 from rsmq.gateway.fleet.history import LetterHistory
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.registry import Registry
@@ -564,6 +565,7 @@ async def test_a_session_whose_connection_others_have_ended_does_not_begin(broke
         on_received=ignore,
         on_end=ignore,
         history=LetterHistory(),
+        acks=ClientAcks(inboxes.batcher, is_cluster=False),
     )
     await reader.open(clean=False, life_ms=60_000)
     async with make_sessions(broker, f"{name}-b") as survivor:

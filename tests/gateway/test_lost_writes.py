@@ -41,6 +41,10 @@ class Inbox:
 
         await until(is_settled, "the inbox is settled")
 
+    async def field(self, name: str) -> bytes:
+        """A field of its session."""
+        return await self._call("HGET", self.keys[1], name) or b""
+
     async def _names(self) -> list[Any]:
         refs = await self._call("ZRANGE", self.keys[0], 0, -1)
         return [*self.keys, *(f"{self.keys[0]}_{each.decode()}" for each in refs)]
@@ -153,3 +157,62 @@ def test_letters_that_come_again_are_known_once_and_only_while_they_are_remember
     assert one.find(3, letters[2]) is None
     other.rewind(0, {})
     assert [other.find(1, each) for each in letters[:3]] == [0, 0, 0]
+
+
+async def pushed(sender: RawClient, client: RawClient, inbox: Inbox, name: str) -> Any:
+    """A message whose letter has come along with its ring, and is not acknowledged. `inbox` is as before it."""
+    for _ in range(50):  # one that meets a page is read by that
+        await inbox.settle()
+        await inbox.keep()
+        await sender.publish(name, b"pushed", 1)
+        got = await client.take(3)
+        if await inbox.field("pushed"):
+            return got
+        await finish(client, got)
+    raise AssertionError("no letter has come along with its ring")
+
+
+async def test_a_letter_that_comes_along_with_its_ring_counts_as_sent_when_it_is_acknowledged(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """It needs no page: the inbox stays marked as read to its end."""
+    one, sender = await client(5).connect(name, **KEPT), await client(5).connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    inbox = Inbox(broker, name)
+    got = await pushed(sender, one, inbox, name)
+    seq = int(await inbox.field("seq"))
+    assert (await inbox.field("pushed")).startswith(b"%d:" % seq)
+    assert await inbox.field("idle") == b"1"
+    assert int(await inbox.field("sent")) < seq
+    await finish(one, got)
+    await inbox.settle()
+    assert (int(await inbox.field("sent")), await inbox.field("pushed")) == (seq, b"")
+
+
+async def test_a_letter_that_came_along_with_its_ring_and_was_lost_does_not_take_the_next_one_with_it(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """The next one has its seq: the acknowledgement of the lost one must not remove that."""
+    one, sender = await client(5).connect(name, **KEPT), await client(5).connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    inbox = Inbox(broker, name)
+    lost = await pushed(sender, one, inbox, name)
+    await inbox.back()
+    await sender.publish(name, b"new", 1)
+    await finish(one, lost)
+    got = await one.take(3)
+    assert got.payload == b"new"
+    await finish(one, got)
+    await inbox.settle()
+
+
+async def test_a_letter_that_came_along_with_its_ring_comes_again_as_sent_before(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """The client has not acknowledged it when its connection ends [MQTT-3.3.1-1]."""
+    one, sender = await client(5).connect(name, **KEPT), await client(5).connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    first = await pushed(sender, one, Inbox(broker, name), name)
+    one.close()
+    again = await (await client(5).connect(name, **KEPT)).take(3)
+    assert (again.payload, again.packet_id, again.dup, first.dup) == (b"pushed", first.packet_id, True, False)

@@ -17,6 +17,7 @@ from tests.interleavings.batch_counts import BATCH_SCENARIOS, BATCH_WEAKENINGS
 from tests.interleavings.digests import DIGEST_SCENARIOS, DIGEST_WEAKENINGS
 from tests.interleavings.notes import NOTE_SCENARIOS, NOTE_WEAKENINGS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
+from tests.interleavings.pushes import PUSH_SCENARIOS, PUSH_WEAKENINGS
 from tests.interleavings.resizing import RESIZE_EDITS, RESIZE_SCENARIOS
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
 from tests.interleavings.seams import SEAM_EDITS, SEAM_SCENARIOS
@@ -82,6 +83,12 @@ def search_all(only: list[str]) -> bool:
             is_good &= not result.broken
             console.print(f"{permits.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
             tell(result)
+    for pushes in PUSH_SCENARIOS:
+        if not only or any(part in pushes.name for part in only):
+            result = pushes.search()
+            is_good &= not result.broken
+            console.print(f"{pushes.name}: {result.states} states: {'BROKEN' if result.broken else 'complete'}")
+            tell(result)
     for batch in BATCH_SCENARIOS:
         if not only or any(part in batch.name for part in only):
             result = batch.search()
@@ -128,6 +135,13 @@ def search_weakened(only: list[str]) -> bool:
             result = permits.scenario.search(permits.script)
             is_good &= bool(result.broken)
             console.print(f"take_permits {permits.what}: {'found' if result.broken else 'NOT FOUND'}")
+    for pushes in PUSH_WEAKENINGS:
+        if not only or any(part in f"pushes: {pushes.what}" for part in only):
+            result = pushes.search()
+            is_good &= bool(result.broken)
+            console.print(
+                f"pushes: {pushes.what}: {'found' if result.broken else 'NOT FOUND'} ({result.states} states)"
+            )
     for batch in BATCH_WEAKENINGS:
         if not only or any(part in f"batch: {batch.what}" for part in only):
             result = batch.search()

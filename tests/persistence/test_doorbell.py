@@ -175,7 +175,7 @@ async def test_doorbell_ignores_foreign_channels(client: Client, keys: Keys, doo
     doorbell.listen(channel, ear)
     await ear.hears(1)
     doorbell.forget(channel, ear)
-    doorbell._rung(channel.encode())
+    doorbell._rung(channel.encode(), b"")
     assert ear.rings == 1
     assert repr(doorbell).startswith("<Doorbell channels=0")
 

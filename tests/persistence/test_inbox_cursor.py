@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsmq.persistence.inbox_cursor import MOST_PER_PAGE, Blocked, InboxCursor
+from rsmq.persistence.inbox_cursor import MOST_PER_PAGE, Blocked, InboxCursor, read_pushed
 from rsmq.persistence.letter import PACKET_IDS, packet_id_of
 
 
@@ -130,3 +131,36 @@ def test_a_paused_reader_takes_no_letters() -> None:
     cursor = InboxCursor(10)
     cursor.is_paused = True
     assert (cursor.room, cursor.page_size) == (0, 0)
+
+
+PUSHED = b"g 7:3:4:c1:letter"
+
+
+def test_a_letter_that_comes_along_with_a_ring_is_taken_behind_the_cursor_only() -> None:
+    """It is named until the server knows it. A cursor that has read less, or has no room, leaves it to a page."""
+    cursor, pushed = InboxCursor(1), read_pushed(PUSHED, "g", "7")
+    assert pushed is not None
+    assert cursor.take_pushed(pushed) is None  # it may not have read all
+    cursor.at, cursor.is_drained = "2", True
+    assert cursor.take_pushed(pushed) is None
+    cursor.at = "3"
+    assert cursor.take_pushed(pushed) == ([4], [b"letter"])
+    assert (cursor.at, cursor.named, cursor.is_drained) == ("4", "4:c1", True)
+    after = read_pushed(b"g 7:4:5:c2:letter", "g", "7")
+    assert after is not None
+    assert cursor.take_pushed(after) is None  # the window is full
+    cursor.knows("3:c0")
+    assert cursor.named == "4:c1"
+    cursor.knows("4:c1")
+    assert cursor.named == ""
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"x", b"g 7:", b"g 7:3:4:c1", b"g 7:4:4:c1:x", b"g 7:3:x:c1:x", b"g 7:3:4:c1:", b"g 7:3:4:\xff:x"],
+)
+def test_what_is_no_letter_for_this_connection_is_a_plain_ring(raw: bytes) -> None:
+    """Any client may publish to the channel."""
+    assert read_pushed(raw, "g", "7") is None
+    assert read_pushed(PUSHED, "g", "8") is None
+    assert read_pushed(PUSHED, "h", "7") is None

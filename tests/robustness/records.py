@@ -42,7 +42,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "outboxes": ("db",),
     "session": (
         "epoch", "gateway", "connected_ms", "seen_ms", "seq", "sent", "floor", "since_ms", "held", "idle", "until_ms",
-        "dropped", "expired", "late", "mqtt", "source:s", "source:!g",
+        "pushed", "dropped", "expired", "late", "mqtt", "source:s", "source:!g",
     ),
     "received": ("7",),
     "batch_names": ("campaign",),

@@ -199,6 +199,7 @@ class ClientConnection(ClientLink):
             context.fleet.inboxes, self.client_id, min(asked, context.rules.options.window),
             page_bytes=min(context.rules.options.write_buffer, PAGE_BYTES), on_letters=self._delivery.letters,
             on_received=self._delivery.received, on_end=self.fail, history=context.clients.history,
+            acks=context.fleet.acks,
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.fleet.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rsmq.errors import BrokerUnavailable, OwnershipError, SessionLost, SessionTaken
+from rsmq.gateway.fleet.client_acks import ClientAcks
 from rsmq.gateway.fleet.history import Delivered, LetterHistory
 from rsmq.gateway.fleet.scripts import BEGIN_MQTT_SESSION
 from rsmq.model.log_names import name_in_log
 from rsmq.model.record import text
 from rsmq.persistence.ack_queue import AckQueue
-from rsmq.persistence.inbox_cursor import InboxCursor
+from rsmq.persistence.inbox_cursor import InboxCursor, read_pushed
 from rsmq.persistence.inbox_writer import mark_ttl_ms
 from rsmq.persistence.letter import packet_id_of
 from rsmq.persistence.session import CHUNK, Inboxes
@@ -41,9 +42,9 @@ class InboxReader:
     """
 
     __slots__ = (
-        "_acks", "_channel", "_cursor", "_delivered", "_history", "_inboxes", "_is_ended", "_is_paging",
-        "_is_rewinding", "_is_started", "_keys", "_on_end", "_on_letters", "_on_received", "_page_bytes", "_receipts",
-        "_received_key", "_rewinds", "before", "client", "epoch", "life_ms",
+        "_acks", "_acks_of_all", "_channel", "_cursor", "_delivered", "_history", "_inboxes", "_is_ended", "_is_paging",
+        "_is_rewinding", "_is_started", "_keys", "_named", "_on_end", "_on_letters", "_on_received", "_page_bytes",
+        "_receipts", "_received_key", "_rewinds", "before", "client", "epoch", "life_ms",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,7 @@ class InboxReader:
         on_received: Callable[[list[int]], None],
         on_end: Callable[[Exception], None],
         history: LetterHistory,
+        acks: ClientAcks,
     ) -> None:
         self.client = client
         self.epoch = ""
@@ -83,7 +85,10 @@ class InboxReader:
         self._rewinds = 0
         """How often the server has lost letters: a page that was asked for before counts no more."""
         self._is_rewinding = False
+        self._named = ""
+        """The letter that the acks in flight name: it was taken from a ring."""
         self._acks = AckQueue(self, scripts.ACK_LETTERS)
+        self._acks_of_all = acks
         self._receipts = AckQueue(self, scripts.RECEIVE_LETTERS)
 
     @property
@@ -105,7 +110,7 @@ class InboxReader:
         """
         self.life_ms = life_ms
         inboxes = self._inboxes
-        inboxes.doorbell.listen(self._channel, self.ring)
+        inboxes.doorbell.listen(self._channel, self.ring, self.push)
         args = (inboxes.gateway, int(clean), life_ms, *inboxes.next_connect(), mark_ttl_ms(inboxes.settings), 1)
         reply = await inboxes.batcher.submit(scripts.OPEN_SESSION, (*self._keys, self._channel), args)
         if reply[0] != scripts.OK:
@@ -163,6 +168,17 @@ class InboxReader:
         self._cursor.ring()
         self.turn(is_rung=True)
 
+    def push(self, raw: bytes) -> bool:
+        """Pass on a letter that has come along with a ring. False: it is as any other ring, and a page follows."""
+        if self._is_paging or self._is_ended or self._is_rewinding or not self._is_started:
+            return False
+        pushed = read_pushed(raw, self._inboxes.gateway, self.epoch)
+        taken = pushed and self._cursor.take_pushed(pushed, self._recognizer())
+        if not taken:
+            return False
+        self._pass_on(*taken)
+        return True
+
     def turn(self, *, is_rung: bool = False) -> None:
         """Ask for the next page, if there is room for it. A ring is followed up in any case: see `ring`."""
         if self._is_paging or self._is_ended or not self._is_started:
@@ -177,21 +193,22 @@ class InboxReader:
         self._is_paging = True
         rings, rewinds = cursor.rings, self._rewinds
         size = self._inboxes.batcher.page_limit.of(self._page_bytes)
-        args = (self.epoch, cursor.at, cursor.page_size, size, self.life_ms)
+        named = cursor.named
+        args = (self.epoch, cursor.at, cursor.page_size, size, self.life_ms, named)
         page = self._inboxes.batcher.submit_page(scripts.PAGE_LETTERS, self._keys, args)
-        page.add_done_callback(lambda done: self._paged(done, rings, rewinds, size))
+        page.add_done_callback(lambda done: self._paged(done, rings, rewinds, size, named))
 
-    def _paged(self, page: asyncio.Future[Any], rings: int, rewinds: int, size: int) -> None:
+    def _paged(self, page: asyncio.Future[Any], rings: int, rewinds: int, size: int, named: str) -> None:
         if not self._is_ended and is_too_large(page) and size > 1:
             self._is_paging = False
             self.turn(is_rung=True)  # a smaller one
             return
         if not self._is_ended and rewinds == self._rewinds:
-            self._read_page(page, rings)
+            self._read_page(page, rings, named)
         self._is_paging = False  # not before: a letter that is acknowledged at once asks for the next page
         self.turn(is_rung=self._cursor.rings != rings)
 
-    def _read_page(self, page: asyncio.Future[Any], rings: int) -> None:
+    def _read_page(self, page: asyncio.Future[Any], rings: int, named: str) -> None:
         error = None if page.cancelled() else page.exception()
         if page.cancelled() or error is not None:
             self.end(error if isinstance(error, Exception) else SessionLost(self.client))
@@ -203,19 +220,23 @@ class InboxReader:
         if reply[0] != scripts.OK:
             self.end(self.refused(reply[0]))
             return
+        self._cursor.knows(named)
         if reply[3:]:
-            self._take(reply, rings)
+            self._pass_on(*self._cursor.take(reply, rings, self._recognizer()))
         else:
             if self._cursor.is_held:  # what could not be passed on has expired
                 self._on_letters([], [], self._cursor.sent)
             self._cursor.take(reply, rings)
 
-    def _take(self, reply: list[Any], rings: int) -> None:
-        """Pass on the letters of a page."""
+    def _recognizer(self) -> Callable[[int, bytes], bool] | None:
+        """Knows letters again that the client was sent before the server lost them."""
+        return self._is_known if self._delivered is not None and self._delivered.lost else None
+
+    def _pass_on(self, seqs: list[int], envelopes: list[bytes]) -> None:
+        """Pass on letters that the cursor has taken."""
         delivered = self._delivered
         if delivered is None:
             delivered = self._delivered = Delivered(self._history)
-        seqs, envelopes = self._cursor.take(reply, rings, self._is_known if delivered.lost else None)
         if not seqs:
             return
         passed = self._on_letters(seqs, envelopes, self._cursor.sent)
@@ -244,11 +265,17 @@ class InboxReader:
 
     def call(self, script: Script, *args: Value) -> asyncio.Future[Any]:
         """Call a script of this inbox, which checks the epoch first."""
+        if script is scripts.ACK_LETTERS:
+            self._named = self._cursor.named
+            return self._acks_of_all.add(self._keys, self.epoch, self._named, list(map(str, args)))
         return self._inboxes.batcher.submit(script, self._keys, (self.epoch, *args))
 
     def confirmed(self, script: Script, seqs: list[int]) -> None:
         """The server has these acks: PUBRELs follow those of RECEIVE_LETTERS."""
-        if script is scripts.RECEIVE_LETTERS and not self._is_ended:
+        if script is scripts.ACK_LETTERS:
+            self._cursor.knows(self._named)
+            self._named = ""
+        elif not self._is_ended:
             self._on_received([self._packet_id(seq) for seq in seqs])
 
     def _packet_id(self, seq: int) -> int:

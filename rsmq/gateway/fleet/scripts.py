@@ -6,6 +6,7 @@ from typing import Final
 
 from rsmq.redis.scripts import PlainCommand, Script
 
+ACK_CLIENTS: Final = Script("gateway/ack_clients")
 SUBSCRIBE_CLIENT: Final = Script("gateway/subscribe_client")
 CLAIM_SUBSCRIPTIONS: Final = Script("gateway/claim_subscriptions")
 BEGIN_MQTT_SESSION: Final = Script("gateway/begin_mqtt_session")

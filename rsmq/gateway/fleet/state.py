@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rsmq.gateway.fleet.client_acks import ClientAcks
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.sessions import Sessions
@@ -19,6 +20,7 @@ class FleetState:
 
     clock: ServerClock
     inboxes: Inboxes
+    acks: ClientAcks
     registry: Registry
     retained: Retained
     shares: Shares

@@ -1,13 +1,13 @@
 -- PURPOSE  Store letters in inboxes (on a cluster: in one) and remove old ones where an inbox is full.
 -- KEYS     per device: messages zset, session hash, expiry zset
--- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int  4 one array of MessagePack, per device: field of the
---          source's mark, n:int, then n times: position, start of its stamp ('' = now), ttl_ms, envelope  5 wait:0|1
+-- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int  4 an array of MessagePack, per device: field of its
+--          source's mark, n:int, n times: position, stamp's start ('' = now), ttl_ms, envelope  5 wait:0|1  6 call's name
 -- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then for each MQTT session
 --          whose inbox is full: number:dropped:letters before the first that has no room (or -1):taken by the client
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
 --          assigned here. A session hash that is new, or was lost, is known to no session: its first letter rings. With
 --          `wait`, what has no room at a connected client is not stored. A since_ms ahead of a set-back clock is void.
--- USES     whole, whole_or, count_up, taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, end_letter, first_letter, count_in, may_write
+-- USES     whole, whole_or, count_up, taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, inbox_state, push_of, end_letter, first_letter, count_in, may_write
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
 local latest, tail = now + life, struct.pack('>I6', now + life)
@@ -21,8 +21,7 @@ local function add(inbox, session, expiry, source, from, to, number)
     total.stored = total.stored + 1
     return
   end
-  local state = is_mqtt and call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
-    or call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source)
+  local state = inbox_state(session, source, is_mqtt)
   local known, mark, since = tonumber(state[1] or ''), state[5] or '', ''
   if known and not (known >= 0 and known < 9007199254740992) then known = nil end -- of another client: as missing
   if mark:byte(#letters[from] + 1) ~= 64 then mark = '' end -- '@'
@@ -36,7 +35,7 @@ local function add(inbox, session, expiry, source, from, to, number)
   local size = call('ZCARD', inbox)
   was_new = size == 0 and not known
   local last, newest, top = known and state[1] or size > 0 and last_seq(inbox, session) or '0', mark, 0
-  local seq = tonumber(last)
+  local seq, before, letter, ring, pushed = tonumber(last), last, nil, '', nil
   local taken = seq + size + to > 65535 and taken_ids(inbox, seq + size + (to - from + 1) / 4)
   for i = from, to, 4 do
     if letters[i] > newest then
@@ -48,8 +47,8 @@ local function add(inbox, session, expiry, source, from, to, number)
         count_in(total, session, is_late and 'late' or 'expired', 1)
       else
         repeat seq = seq + 1 until not taken or not taken[seq % 65535]
-        last = format('%d', seq)
-        call('SET', inbox .. '_' .. last, stamp .. letters[i + 3], 'PXAT', ends)
+        last, letter = format('%d', seq), stamp .. letters[i + 3]
+        call('SET', inbox .. '_' .. last, letter, 'PXAT', ends)
         if ends ~= at_latest and call('ZADD', expiry, ends, last) then call('PEXPIREAT', expiry, renewed) end
         refs[top + 1], refs[top + 2], top = last, last, top + 2
       end
@@ -61,7 +60,8 @@ local function add(inbox, session, expiry, source, from, to, number)
   local till = is_renewed and renewed or state[2]
   if top > 0 then call('ZADD', inbox, unpack(refs, 1, top)) end
   if top > 0 and (is_renewed or size == 0) then call('PEXPIREAT', inbox, till) end
-  note_letters(session, last, source, newest .. moment, till, is_renewed, is_idle)
+  if is_idle and is_mqtt and top == 2 and ARGV[6] then ring, pushed = push_of(state, before, last, ARGV[6], letter) end
+  note_letters(session, last, source, newest .. moment, till, is_renewed, is_idle, pushed)
   total.stored, size = total.stored + top / 2, size + top / 2
   if size > limit then
     local dropped, expired = make_room(inbox, session, expiry, size - limit, now)
@@ -69,7 +69,7 @@ local function add(inbox, session, expiry, source, from, to, number)
     count_in(total, session, 'expired', expired)
     if is_mqtt and dropped > 0 then full[#full + 1] = number .. ':' .. dropped .. ':-1:0' end
   end
-  if is_idle or top > 0 and not known then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
+  if is_idle or top > 0 and not known then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', ring) end
 end
 may_write('SET DEL PEXPIREAT ZADD ZREM SPUBLISH', KEYS[1], 'HSET HINCRBY HDEL', KEYS[2])
 for key = 1, #KEYS, 3 do

@@ -14,12 +14,14 @@
 --          session had expired, so that a connection of an earlier session stays shut out. If only the session was
 --          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
 --          if nothing has removed it yet: then this start is clean.
+--          A letter that went along with a ring may have been sent, so it counts as that.
 --          What is no number in the hash is of another client, and is as missing.
--- USES     whole, whole_or, forget_marks, may_write
+-- USES     whole, whole_or, forget_marks, may_write, seq_of_push
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local text = string.format('%.0f', now)
-local state = redis.call('HMGET', KEYS[2], 'epoch', 'seq', 'sent', 'floor', ARGV[4], 'mqtt', 'gateway', 'seen_ms')
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'seq', 'sent', 'floor', ARGV[4], 'mqtt', 'gateway', 'seen_ms',
+  'pushed')
 local seq, mark = whole(state[2]) and state[2], state[5] and state[5]:match('^%d+:%d+:%d@%d+$') or ''
 local sent, floor, before = whole_or(state[3], '0'), whole_or(state[4], '0'), whole(state[1])
 
@@ -32,9 +34,13 @@ end
 
 may_write('HSET HDEL', KEYS[2], 'PEXPIREAT', KEYS[1], 'SPUBLISH', KEYS[4])
 local changes = {}
+if (state[9] or '') ~= '' then -- it may have been sent to the client
+  sent = string.format('%.0f', math.max(tonumber(sent), seq_of_push(state[9])))
+  changes = { 'sent', sent, 'pushed', '' }
+end
 if not seq then
   seq = whole_or(redis.call('ZREVRANGE', KEYS[1], 0, 0)[1], '0')
-  sent, changes = seq, { 'sent', seq }
+  sent, changes = seq, { 'sent', seq, 'pushed', '' }
 end
 local epoch = string.format('%.0f', math.max((before or 0) + 1, now))
 local present = (state[1] or state[2] or seq ~= '0') and 1 or 0

@@ -2,6 +2,7 @@
 -- PURPOSE  Read the next letters of an inbox for its session.
 -- KEYS     1 messages zset  2 session hash  3 expiry zset
 -- ARGV     1 epoch  2 after_seq:int  3 count:int  4 bytes:int (read on until so many are reached)  5 inbox_ttl_ms:int
+--          6 what was taken from a ring, as `pushed` has it ('' = none; not given: nothing is)
 -- RETURNS  {'OK', cursor, drained:0|1, then per letter: seq, envelope ('' where it was received before)}
 --          or {'STALE_EPOCH'}, {'NO_SESSION'} or {'BEHIND', sent:int}
 -- WHY      All letters leave through this script, bounded in number and bytes, so backlog and live traffic cannot race.
@@ -10,19 +11,19 @@
 --          sent: a replica has taken over that did not have the newest writes, and gives these seqs a second time.
 --          A message of MQTT that has an expiry (flag 8) and is sent to its client does not expire any more.
 --          A reference that is no seq is of another client: it is removed with the dead ones.
--- USES     whole, count_up, remove_dead, may_write
-local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held', 'floor')
+-- USES     whole, count_up, remove_dead, may_write, seq_of_push, taken_push
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held', 'floor',
+  unpack(ARGV[6] and { 'pushed' } or {}))
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
-local sent = math.max(whole(state[2]) or 0, whole(state[5]) or 0)
+local pushed = state[6] or ''
+local sent = math.max(whole(state[2]) or 0, whole(state[5]) or 0, taken_push(pushed, ARGV[6]))
 if tonumber(ARGV[2]) > sent then return { 'BEHIND', sent } end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local count, budget, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), 0
 local refs = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[2], '+inf', 'LIMIT', 0, count)
 local held = {}
-for each in (state[4] or ''):gmatch('%d+') do
-  held[each] = true
-end
+for each in (state[4] or ''):gmatch('%d+') do held[each] = true end
 local reply, dead, started, looked, room = { 'OK', ARGV[2], 0 }, {}, {}, 0, 1
 while looked < #refs and bytes < budget do
   local names, first = {}, looked
@@ -64,17 +65,15 @@ for _, ref in ipairs(started) do
 end
 remove_dead(KEYS[1], KEYS[2], KEYS[3], dead)
 local changes = { 'seen_ms', string.format('%.0f', now) }
-local function change(field, value)
-  changes[#changes + 1], changes[#changes + 2] = field, value
-end
-if tonumber(reply[2]) > (whole(state[2]) or 0) then change('sent', reply[2]) end
+local function change(field, value) changes[#changes + 1], changes[#changes + 2] = field, value end
+local newest = math.max(tonumber(reply[2]), taken_push(pushed, ARGV[6]))
+if newest > (whole(state[2]) or 0) then change('sent', string.format('%.0f', newest)) end
+if pushed ~= '' and seq_of_push(pushed) <= newest then change('pushed', '') end
 if reply[3] == 1 then change('idle', '1') end
 if is_renewed then
   local till = now + ARGV[5] + math.floor(ARGV[5] / 64)
   change('until_ms', string.format('%.0f', till))
-  for i = 1, 3 do
-    redis.call('PEXPIREAT', KEYS[i], till)
-  end
+  for i = 1, 3 do redis.call('PEXPIREAT', KEYS[i], till) end
 end
 redis.call('HSET', KEYS[2], unpack(changes))
 return reply
