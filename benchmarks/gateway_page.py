@@ -47,7 +47,7 @@ def rows(results: dict[str, dict[str, Any]]) -> list[str]:
         [
             (title, *(cell(name, work, lambda got: " + ".join(map(figure, got["cpu"]))) for name in names), GOALS[work])
             for work, title in WORKS.items()
-            if title
+            if title and any(work in found for found in results.values())
         ],
     )
 
