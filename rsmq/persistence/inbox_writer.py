@@ -39,7 +39,8 @@ class Receipt:
     def batch_ended(self, error: Exception | None) -> None:
         """A batch was stored, or failed with an error."""
         self.missing -= 1
-        self.error = self.error or error
+        if error is not None and self.error is None:
+            self.error = error
         if self.missing == 0 and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -152,8 +153,10 @@ class LetterBatch:
 
     def ended(self, error: Exception | None) -> None:
         """The batch was stored, or failed with an error: tell its receipts."""
-        for receipt in (self.receipt, *(self.others or ())):
-            if receipt is not None:
+        if self.receipt is not None:
+            self.receipt.batch_ended(error)
+        if self.others is not None:
+            for receipt in self.others:
                 receipt.batch_ended(error)
 
 
@@ -180,12 +183,13 @@ class AddLettersCall(Call):
             for batch in self.batches:
                 self.writer.submit([batch])
             return
-        full = () if error is not None or len(reply) == 5 else reply[5:]
-        waiting = {self._full(*each.split(b":")) for each in full}
-        for batch in self.batches:
-            if batch not in waiting:
-                batch.ended(error)
-                self.writer.batch_ended(batch.queue, error)
+        batches = self.batches
+        if error is None and len(reply) > 5:
+            waiting = {self._full(*each.split(b":")) for each in reply[5:]}
+            batches = [each for each in batches if each not in waiting]
+        for batch in batches:
+            batch.ended(error)
+            self.writer.batch_ended(batch.queue, error)
 
     def _full(self, number: bytes, dropped: bytes, stored: bytes, taken: bytes) -> LetterBatch | None:
         """An inbox was full. Returns its batch if the rest of that waits for room."""
@@ -391,8 +395,9 @@ class InboxWriter:
 
     def batch_ended(self, queue: DeviceQueue, error: Exception | None) -> None:
         """A batch of a queue has ended: make the next one ready, or drop the empty queue."""
-        while error is not None and (batch := queue.take()) is not None:
-            batch.ended(error)  # stored after a failed one, its higher position would exclude that one for ever
+        if error is not None:
+            while (batch := queue.take()) is not None:
+                batch.ended(error)  # stored after a failed one, its higher position would exclude that one for ever
         if queue.first is not None:
             self._make_ready(queue)
         else:
