@@ -205,6 +205,7 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         await self._shared.leave()
 
     def _make_connection(self) -> AbstractAsyncContextManager[Connection]:
+        worker.refuse_handler_process()
         return connection(
             self.settings, self.keys, declared=self.declared, make_producer=self._prepared_producer,
             publishes_only=not self.handlers, encoding=self.encoding,
@@ -339,7 +340,6 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         itself, as by `quiet`: for handlers whose libraries keep memory. Raises ConfigError while it runs already.
         """
         serving = Serving(tuple(only), concurrency, max_messages)
-        worker.refuse_handler_process()
         if self._runs:  # `stop` would reach one of two workers, and the other one would run for ever
             raise ConfigError(
                 "this broker runs its handlers already: call `run` or `running` once, for example in the lifespan of "

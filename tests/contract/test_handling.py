@@ -128,19 +128,21 @@ async def test_process_handler_under_rsmq_worker_does_not_start_the_command_agai
     assert (tmp_path / "results").read_text() == "4\n"
 
 
+@pytest.mark.parametrize("line", ["asyncio.run(broker.run())", "broker.publish_sync('t', {'n': 3})"])
 async def test_process_handler_of_a_program_without_main_guard_fails_with_what_to_do(
-    broker: Broker, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    """Before, its process became one more worker, and the handler waited for ever."""
+    """Before, its process became one more worker, or published the next message for each one that failed."""
     program = tmp_path / "program.py"
-    program.write_text("import asyncio, rsmq\nasyncio.run(rsmq.Broker('redis://127.0.0.1:1').run())\n")
+    settings = f"{broker.settings.url!r}, prefix={broker.settings.prefix!r}, preflight='warn'"
+    program.write_text(f"import asyncio, rsmq\nbroker = rsmq.Broker({settings})\n{line}\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
     broker.handler("t", group="g", execution="process", concurrency=1, retry=RetryPolicy(max_attempts=1))(square)
     async with broker.running():
         await broker.publish("t", {"n": 2})
         await dies(broker, "t", "g", 1)
         (letter,) = await letters_of(broker, "t", "g")
-    assert 'put the lines that run it under `if __name__ == "__main__":`' in letter.error
+    assert 'put the lines that do so under `if __name__ == "__main__":`' in letter.error
 
 
 async def test_a_batch_is_full_or_waits_for_linger(broker: Broker, witness: Witness) -> None:
