@@ -29,3 +29,25 @@ export function encrypt(payload, fields, secret) {
   cipher.setAAD(about(fields));
   return Buffer.concat([nonce, cipher.update(payload), cipher.final(), cipher.getAuthTag()]);
 }
+
+/** A letter with an encrypted payload (content type 253, or flag 32 of one for an MQTT client): its topic and payload. */
+export function openLetter(letter, secret) {
+  let at = 13; // version, published, expires
+  const take = (sizeBytes) => {
+    const size = letter.readUIntBE(at, sizeBytes);
+    at += sizeBytes;
+    if (sizeBytes === 2 && size === 0xffff) return undefined;
+    at += size;
+    return letter.subarray(at - size, at);
+  };
+  let topic = take(1);
+  const type = letter[at++];
+  const flags = type === 254 ? letter[at++] : 0;
+  if (type !== 253 && !(flags & 32)) throw new Error('the payload of this letter is not encoded');
+  const [enc, contentType, id, key] = [take(2), take(2), take(2), take(2)].map((each) => each?.toString());
+  if (type === 254) topic = take(2);
+  take(2); // headers, or for an MQTT client properties
+  if (flags & 16) take(2); // the filter of a shared subscription
+  const payload = decrypt({ data: letter.subarray(at), id, key, type: contentType, enc }, secret);
+  return { topic: topic.toString(), payload };
+}

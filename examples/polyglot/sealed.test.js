@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
 
-import { decrypt, encrypt } from './sealed.js';
+import { decrypt, encrypt, openLetter } from './sealed.js';
 
 const page = readFileSync(new URL('../../docs/wire-format.md', import.meta.url), 'utf8');
 const vectors = JSON.parse(page.split('\n## Encoded payloads\n')[1].split('```json\n')[1].split('```')[0]);
@@ -26,5 +26,17 @@ test('a ciphertext of another message does not decrypt', () => {
     for (const change of [{ id: 'another' }, { key: 'another' }, { type: 'another' }, { enc: 'another' }]) {
       assert.throws(() => decrypt({ ...stored, ...change }, secret));
     }
+  }
+});
+
+test('every golden vector of a letter is opened', () => {
+  const letters = JSON.parse(page.split('\n## Letters\n')[1].split('```json\n')[1].split('```')[0]);
+  assert.ok(letters.length >= 3, `found ${letters.length} vectors`);
+  for (const { letter, topic, payload } of letters) {
+    const opened = openLetter(Buffer.from(letter, 'hex'), secret);
+    assert.deepEqual([opened.topic, opened.payload.toString('hex')], [topic, payload]);
+    const changed = Buffer.from(letter, 'hex');
+    changed[changed.length - 1] ^= 1;
+    assert.throws(() => openLetter(changed, secret));
   }
 });
