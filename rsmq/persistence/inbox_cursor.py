@@ -58,7 +58,7 @@ def read_pushed(raw: bytes, gateway: str, epoch: str) -> PushedLetter | None:
 class InboxCursor:
     """The position in an inbox. Letters are passed on once, in order, while fewer than `window` are out.
 
-    Invariant: `at` is behind every letter that was passed on, and before every letter that was not. Whatever is not
+    Invariant: `at` is behind every letter that was passed on, and before every letter that was not. What is not
     known is None, never a value that a letter, a seq or a packet id may have.
     """
 

@@ -229,7 +229,7 @@ class InboxWriter:
         self._queues: dict[str, dict[str, DeviceQueue]] = {}
         self._ready: list[DeviceQueue] = []
         self._patience = 0.0
-        """In seconds; 0: nobody waits for readers."""
+        """In seconds; 0: letters do not wait for readers."""
         self._on_dropped: Callable[[int], None] = lambda _count: None
         self._given_up: dict[str, WaitForRoom] = {}
         self._throttled = ThrottledLog(log)

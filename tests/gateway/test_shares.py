@@ -225,7 +225,7 @@ async def page(broker: Broker, name: str, count: int) -> list[Message]:
 
 
 async def leave_share(member: RawClient, name: str) -> None:
-    """Unsubscribe, whatever messages come meanwhile."""
+    """Unsubscribe while messages may come."""
     member.send(p.unsubscribe([f"$share/g/{name}"], 3, 5))
     while (await member.take()).kind != 11:
         pass

@@ -483,7 +483,7 @@ PUSH_SCENARIOS: Final = (
 
 
 class TakesAnyLetter(InboxCursor):
-    """A cursor that takes what comes along with a ring, whatever it has read."""
+    """A cursor that takes what comes along with a ring, also behind letters that it has not read."""
 
     def take_pushed(self, pushed: Any, is_known: Any = None) -> Any:
         self.named = pushed.name

@@ -46,7 +46,7 @@ class ModelInbox:
 def test_a_cursor_passes_on_each_letter_once_in_order_within_its_window(
     window: int, steps: list[tuple[str, int]], first: int
 ) -> None:
-    """Whatever is stored, dropped for room, held or acknowledged in between; also where packet ids begin again."""
+    """What is stored, dropped for room, held or acknowledged in between; also where packet ids begin again."""
     inbox, cursor = ModelInbox(first), InboxCursor(window)
     cursor.open(0, b"%d" % first)
     passed, dropped = list[int](), set[int]()

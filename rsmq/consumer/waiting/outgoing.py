@@ -238,7 +238,7 @@ class Outgoing:
         self.is_full = False
 
     def send(self, entries: Iterable[MessageOutputs]) -> None:
-        """A call with these leaves: it may be executed, also if nobody waits for its answer."""
+        """A call with these leaves: it may be executed, also if no task waits for its answer."""
         for entry in entries:
             entry.is_sent = True
 
