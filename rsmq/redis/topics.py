@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple
 
-from tenacity import stop_after_delay
+from tenacity import retry_if_exception_type, stop_after_delay
 
 from rsmq.errors import BrokerUnavailable, ConfigError, NotPermitted, RsmqError, SlotMoving
 from rsmq.model.clock import LATEST_MS, awake, monotonic, now_ms, to_ms
@@ -335,10 +335,18 @@ class Topics:
                 wanted = topic.layout.with_bands(bands, used)
             if wanted is topic.layout:
                 break
-            if await change_layout(self._client, self._keys, name, topic.layout, wanted):
+            if await self._change_layout(topic, wanted):
                 break
-        await self.open_bands(name)
+        with suppress(SlotMoving):  # a worker opens them later
+            await self.open_bands(name)
         return await self.existing(name)
+
+    async def _change_layout(self, topic: Topic, wanted: Layout) -> bool:
+        """Store another layout of a topic, if it is as it was read. Waits while a slot of a cluster is moving."""
+        async for attempt in retrying(self._settings).copy(retry=retry_if_exception_type(SlotMoving)):
+            with attempt:
+                return await change_layout(self._client, self._keys, topic.name, topic.layout, wanted)
+        raise AssertionError("retrying ends with a result or an error")
 
     async def _used(self, name: str, numbers: Collection[int]) -> list[int]:
         """Those of these numbers that have a stream, though the topic has no such partitions: they were of a band that
@@ -385,7 +393,7 @@ class Topics:
                 break
             choose = numbers_beside(self._keys, name) if self._client.is_cluster else None
             wanted = topic.layout.with_partitions(partitions, choose)
-            if await change_layout(self._client, self._keys, name, topic.layout, wanted):
+            if await self._change_layout(topic, wanted):
                 break
         await self.go_on_with_resize(name)
         return await self.existing(name)
@@ -442,7 +450,7 @@ class Topics:
             if topic.layout.following is None or topic.layout.is_opening:
                 return False
             wanted = topic.layout.without_following()
-            if await change_layout(self._client, self._keys, name, topic.layout, wanted):
+            if await self._change_layout(topic, wanted):
                 await self.find(name)
                 return True
 
@@ -459,7 +467,7 @@ class Topics:
             if wanted is topic.layout:
                 return topic
             log.warning("topic %s has lost its layout of version %d: written again", topic.name, known.layout.version)
-            is_stored = await change_layout(self._client, self._keys, topic.name, topic.layout, wanted)
+            is_stored = await self._change_layout(topic, wanted)
             if is_stored:
                 await seal_again(self._client, self._keys, known)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -134,6 +135,29 @@ async def test_a_resize_waits_for_a_slot_that_is_moving(make_broker: Make, monke
         assert await broker.topics.go_on_with_resize("orders") == "a slot that is moving to another node"
         monkeypatch.undo()
         assert await broker.topics.go_on_with_resize("orders") == ""
+
+
+async def test_a_resize_and_new_bands_wait_while_the_slot_of_their_topic_moves(
+    make_broker: Make, cluster: Cluster
+) -> None:
+    """Key by key: the command waits until the slot has moved."""
+    broker = make_broker(partitions=2)
+    async with broker:
+        await broker.topics.ensure("orders")
+        for change in (broker.topics.resize("orders", 4), broker.topics.set_bands("orders", ("urgent", "normal"))):
+            moving = ExitStack()
+            async with anyio.create_task_group() as tasks:
+                await anyio.to_thread.run_sync(moving.enter_context, cluster.moving(broker.keys.topic("orders")))
+                tasks.start_soon(ends, change)
+                await anyio.sleep(0.1)
+                await anyio.to_thread.run_sync(moving.close)
+        layout = (await broker.topics.existing("orders")).layout
+        assert (layout.current.count, layout.bands) == (4, ("urgent", "normal"))
+
+
+async def ends(change: Coroutine[Any, Any, Any]) -> None:
+    """It raises nothing."""
+    await change
 
 
 async def is_called(number: int) -> None:

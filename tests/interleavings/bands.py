@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import itertools
 import json
 import sys
 import textwrap
@@ -72,6 +73,9 @@ class SearchedClient:
         if isinstance(reply, Exception):
             raise reply
         return reply
+
+    def mark_stale(self) -> None:
+        """No slot moves."""
 
     async def pipelined(self, commands: Sequence[Command]) -> list[Any]:
         """The replies, errors among them. A connection that is lost is one error for all."""
@@ -471,7 +475,7 @@ class BandMoves:
     def _step(self, world: BandWorld, at: int, process: Process) -> Iterator[tuple[str, BandWorld, bool]]:
         """The command of a program is executed, or its reply is lost."""
         command = self._next(process)
-        reply, server = self._store.execute(world.server, command)
+        reply, server = self._execute(world, command)
         text = f"{process.name} ({process.program}): {shown(command)}"
         yield text, self._heard(world._replace(server=server), at, process, reply), False
         if world.left.lost:
@@ -479,13 +483,22 @@ class BandMoves:
             late = world._replace(left=left, late=(*world.late, command))
             yield f"{text}, its reply is lost", self._heard(late, at, process, (LOST,)), True
 
+    def _execute(self, world: BandWorld, command: Command) -> tuple[Reply, tuple[Content, ...]]:
+        """The reply, and the state after it. A process that lives has its subscription."""
+        asked = command[1:] if command[0] == PIPELINE else (command,)
+        if asked[0][0] != "PUBSUB":
+            return self._store.execute(world.server, command)
+        live = {KEYS.presence(each.name) for each in world.members if each.is_alive}
+        counts = [(channel, int(channel in live)) for each in asked for channel in each[2:]]
+        return tuple(counts) if command[0] == PIPELINE else tuple(itertools.chain(*counts)), world.server
+
     def _heard(self, world: BandWorld, at: int, process: Process, reply: Reply) -> BandWorld:
         """A program goes on to its next command, or ends."""
         replies = (*process.replies, reply)
         going = process._replace(replies=replies)
         ended = self._next(going)
         while not isinstance(ended, Process) and is_unseen(ended):
-            reply, server = self._store.execute(world.server, ended)
+            reply, server = self._execute(world, ended)
             world, going = world._replace(server=server), going._replace(replies=(*going.replies, reply))
             ended = self._next(going)
         if not isinstance(ended, Process):
@@ -853,7 +866,7 @@ BAND_EDITS: Final = (
     ),
     Edit(
         "a layout that has changed meanwhile is not read again", LOST_AND_ADDED, Topics, "_restore",
-        "topic.layout, wanted)", "topic.layout, wanted)\n        return await self.find(topic.name)",
+        "_change_layout(topic, wanted)", "_change_layout(topic, wanted)\n        return await self.find(topic.name)",
     ),
     Edit(
         "numbers that had a band before are given to another one", LOST_WHILE_STOPPED, Topics, "_used",
