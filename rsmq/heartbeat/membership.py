@@ -46,7 +46,8 @@ LOOKS_A_SECOND: Final = 500
 UNREADABLE: Final = "unreadable"
 """What a member says about itself with its heartbeat: the partitions that it cannot read, such as `3,7`."""
 LAYOUT: Final = "layout"
-"""The same: which version of its topic's layout it knows. Members of a version without layouts do not say it."""
+"""The same: which version of its topic's layout it knows. Members of a version without layouts do not say it. Who asks
+for it also reads which sealed partitions the group has not finished."""
 
 
 def read_numbers(found: bytes) -> frozenset[int]:
@@ -140,6 +141,7 @@ class Membership:
         self._look_at = math.inf  # when all members are read for a reason of its own
         self._heard: list[tuple[str, tuple[str, ...]]] | None = None  # while all members are read
         self._proved_at = -math.inf
+        self._noted_at = -math.inf
         self._is_presence_due = False  # of all members, once
         self._announced = frozenset[str]()  # as silent, by this member or another one
         self._hinted = set[str]()  # said to be silent during a look at the presence, which may be older
@@ -163,6 +165,9 @@ class Membership:
         self.outdated = frozenset[str]()
         """Members of a version without layouts, in a topic that has one: they would read only some of its partitions.
         Empty before `ask_for_layouts`."""
+        self.unfinished = b""
+        """Which sealed partitions of its topic the group has not finished, as it has noted it. Empty before
+        `ask_for_layouts`."""
         self.is_member = True
         """Whether this member takes part. If not, `live` has it all the same, but it owns nothing."""
         self.clock = clock or ServerClock()
@@ -208,6 +213,9 @@ class Membership:
             self._look_at = 0.0
             self.refresh()
         elif word == RELEASED:
+            if LAYOUT in self._asks_for:  # perhaps because something else was noted as unfinished
+                self._members_due = min(self._members_due, self._soon())
+                self._stirred.set()
             self._wake_by_news()
         elif word in (JOINED, LEFT):
             if self._heard is not None:
@@ -220,8 +228,12 @@ class Membership:
             self._watch.suspect(frozenset(members).intersection(self._members))
             self._stirred.set()
         elif word == MISSED or (word == CHANGED and UNREADABLE in self._asks_for):
-            self._look_at = min(self._look_at, monotonic() + random.uniform(0, len(self._members) / LOOKS_A_SECOND))
+            self._look_at = min(self._look_at, self._soon())
             self._stirred.set()
+
+    def _soon(self) -> float:
+        """When to look, though all members have the same reason to."""
+        return monotonic() + random.uniform(0, len(self._members) / LOOKS_A_SECOND)
 
     def _apply(self, word: str, members: tuple[str, ...]) -> None:
         """Take over who has joined or left."""
@@ -266,6 +278,18 @@ class Membership:
             self._look_at = 0.0
             self.refresh()
 
+    def noted(self, unfinished: bytes) -> None:
+        """What the group has noted now as unfinished."""
+        self._noted_at = monotonic()
+        if self.unfinished != unfinished:
+            self.unfinished = unfinished
+            self.wake()
+
+    def _saw_note(self, asked: float, unfinished: bytes) -> None:
+        """A look that was on its way when this member noted something may be older."""
+        if asked > self._noted_at:
+            self.unfinished = unfinished
+
     def _wake_by_news(self) -> None:
         self.news += 1
         self.wake()
@@ -309,7 +333,7 @@ class Membership:
     @property
     def _said(self) -> tuple[object, ...]:
         """What the group and its members say."""
-        return self.paused, self.holds, self.unreadable, self.outdated
+        return self.paused, self.holds, self.unreadable, self.outdated, self.unfinished
 
     async def _announce_end(self) -> None:
         """Let members on other hosts check now: their grace then begins at the end, not at their next regular check."""
@@ -363,8 +387,11 @@ class Membership:
         """Read how many members the group has, and whether it is watched. Returns seconds until the next check."""
         about, asked = (self._topic, self._group), monotonic()
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.watched(*about))
-        seconds, micros, paused, self.holds, members, watched = await self._ask(LOOK_AT_GROUP, names, ())
+        wanted = (LAYOUT,) if LAYOUT in self._asks_for else ()
+        seconds, micros, paused, self.holds, members, watched, *noted = await self._ask(LOOK_AT_GROUP, names, wanted)
         now, self.asked, self.paused = monotonic(), asked, paused == b"1"
+        if noted:
+            self._saw_note(asked, noted[0])
         self.clock.saw(asked, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_server(now)
@@ -386,6 +413,9 @@ class Membership:
         asked, asks_for = monotonic(), self._asks_for
         seconds, micros, paused, self.holds, *found = await self._ask(LOOK_AT_MEMBERS, names, asks_for)
         self.asked = asked
+        if LAYOUT in asks_for:
+            note, *found = found
+            self._saw_note(asked, note)
         now, step = monotonic(), 3 if LAYOUT in asks_for else 2
         raws = found[::step]
         named = [(exact_text(raw), is_there) for raw, is_there in zip(raws, found[1::step], strict=True)]

@@ -164,18 +164,14 @@ class Layout(Counted):
         """The band of a partition; of one that the topic does not have, `normal`."""
         return self._bands.get(number, NORMAL)
 
-    def owned_with(self, bases: Sequence[int]) -> list[int]:
-        """These partitions, counted from 0, of the block that messages go to, and those of the other blocks that have
-        the same owner. A block that another one has followed belongs to the first that follow it."""
-        base, wanted = self.current.count, frozenset(bases)
-        return [number for block in self.blocks for index, number in enumerate(block.numbers) if index % base in wanted]
-
-    def bases_of(self, numbers: Iterable[int]) -> frozenset[int]:
-        """The inverse: whose owner has one of these."""
-        base, wanted = self.current.count, frozenset(numbers)
-        return frozenset(
-            index % base for block in self.blocks for index, number in enumerate(block.numbers) if number in wanted
-        )
+    @property
+    def before_current(self) -> list[Block]:
+        """The sealed blocks that messages whose publisher names no band went to before, the oldest first."""
+        found, block = list[Block](), self.current
+        while block.parent is not None and self._blocks[block.parent].state == "sealed":
+            block = self._blocks[block.parent]
+            found.insert(0, block)
+        return found
 
     # -- what follows what ----------------------------------------------------------------------------------------
 

@@ -13,7 +13,15 @@ from rsmq.model.layout import RESIZED, Choose, Layout, stored_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import ARE_FINISHED, CHANGE_LAYOUT, MEASURE_MEMBERS, OK, RESIZE_TOPIC, SEAL_PARTITION
+from rsmq.redis.scripts import (
+    ARE_FINISHED,
+    CHANGE_LAYOUT,
+    MEASURE_MEMBERS,
+    NOTE_UNFINISHED,
+    OK,
+    RESIZE_TOPIC,
+    SEAL_PARTITION,
+)
 from rsmq.redis.streams import ask_all, group_names, make_groups
 from rsmq.redis.wire.slots import SLOTS
 
@@ -173,6 +181,12 @@ async def are_finished(
     if client.is_cluster:
         return not any([await ARE_FINISHED(client, (name,), (group, "", *wanted)) for name in names])
     return not await ARE_FINISHED(client, (*names, keys.topic(topic)), (group, RESIZED, *wanted))
+
+
+async def note_unfinished(client: Client, keys: Keys, topic: str, group: str, known: bytes, wanted: bytes) -> bytes:
+    """Note which sealed partitions a group has not finished, if what is `known` is still noted. Returns what is."""
+    found: bytes = await NOTE_UNFINISHED(client, (keys.group(topic, group),), (known, wanted))
+    return found
 
 
 async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:

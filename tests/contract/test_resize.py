@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -169,6 +170,45 @@ async def test_a_key_that_waits_before_a_resize_delays_only_itself(make_broker: 
         gate.set()
         await until(lambda: ledger.is_complete, "all is handled")
     assert ledger.handled == ledger.published
+
+
+async def test_a_key_that_waits_before_a_resize_delays_only_itself_with_several_members(make_broker: Make) -> None:
+    """Two hundred messages of a key wait in a partition that six follow: all that follow it are with one of three
+    members, and what follows the other one is spread. Afterwards each member has its share."""
+    brokers, outside = [make_broker(partitions=2) for _ in range(3)], make_broker()
+    ledger, gate = Ledger(), anyio.Event()
+
+    async def handle(number: int, message: Message) -> None:
+        if message.key == "hot":
+            await gate.wait()
+        await ledger.handle(number, message)
+
+    for each in brokers:
+        each.handler("orders", group="g", concurrency=16)(handle)
+    async with AsyncExitStack() as running:
+        for each in (outside, *brokers):
+            await running.enter_async_context(each)
+        members = [await running.enter_async_context(each.running()) for each in brokers]
+        lanes = [each.worker.consumers[0].lanes for each in members if each.worker is not None]
+        ledger.published["hot"] += range(200)
+        await outside.publish_many("orders", range(200), key=lambda _: "hot")
+        await ledger.publish(outside, range(2))
+        await resized(outside, "orders", 12)
+        await ledger.publish(outside, range(2, 6))
+        others = [f"k{n}" for n in range(8)]
+        await until(lambda: all(ledger.handled[key] == ledger.published[key] for key in others), "the others go on")
+        assert not ledger.handled["hot"]
+        layout = (await outside.topics.existing("orders")).layout
+        before = layout.blocks[0].partition_for("hot")
+        family = {before, *layout.descendants_of(before)}
+        assert len(family) == 7
+        await until(lambda: family in [family & each.keys() for each in lanes], "one member has the family")
+        await until(lambda: sum(bool(each.keys() - family) for each in lanes) > 1, "the others are spread")
+        gate.set()
+        await until(lambda: ledger.is_complete, "all is handled")
+        current = {*layout.current.numbers}
+        await until(lambda: [len(each.keys() & current) for each in lanes] == [4, 4, 4], "each has its share")
+    assert ledger.handled == {**ledger.published, "hot": [*range(200)]}
 
 
 async def test_a_reset_over_a_resize_begins_with_what_was_published_before_it(make_broker: Make) -> None:

@@ -15,6 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from tests.interleavings.bands import BAND_EDITS, BAND_SCENARIOS
 from tests.interleavings.batch_counts import BATCH_SCENARIOS, BATCH_WEAKENINGS
 from tests.interleavings.digests import DIGEST_SCENARIOS, DIGEST_WEAKENINGS
+from tests.interleavings.families import FAMILY_EDITS, FAMILY_SCENARIOS
 from tests.interleavings.notes import NOTE_SCENARIOS, NOTE_WEAKENINGS
 from tests.interleavings.permits import PERMIT_SCENARIOS, PERMIT_WEAKENINGS
 from tests.interleavings.pushes import PUSH_SCENARIOS, PUSH_WEAKENINGS
@@ -62,7 +63,7 @@ def search_all(only: list[str]) -> bool:
         )
         if result.broken:
             tell(result)
-    for bands in (*BAND_SCENARIOS, *RESIZE_SCENARIOS, *SEAM_SCENARIOS):
+    for bands in (*BAND_SCENARIOS, *RESIZE_SCENARIOS, *SEAM_SCENARIOS, *FAMILY_SCENARIOS):
         if not only or any(part in bands.name for part in only):
             result = bands.search()
             is_good &= not result.broken
@@ -118,7 +119,7 @@ def search_weakened(only: list[str]) -> bool:
         console.print(f"{name}: {verdict} ({weakening.scenario.name}; {result.states} states, {result.seconds:.0f} s)")
         if result.broken:
             tell(result)
-    for edit in (*BAND_EDITS, *RESIZE_EDITS, *SEAM_EDITS):
+    for edit in (*BAND_EDITS, *RESIZE_EDITS, *SEAM_EDITS, *FAMILY_EDITS):
         if not only or any(part in f"bands: {edit.what}" for part in only):
             result = edit.scenario.search(edit)
             is_good &= bool(result.broken)

@@ -35,7 +35,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "steps": ("ID", "ID|charge", "ID|share"),
     "progress": ("ID",),
     "cancels": ("ID", "ID|due"),
-    "group": ("distribution", "paused", "created_ms"),
+    "group": ("distribution", "paused", "created_ms", "unfinished"),
     "unique": ("name",),
     "holders": ("other",),
     "leader": ("owner", "until_ms", "epoch"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 
+from rsmq.consumer.owning.families import Families
 from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
 from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.settling.settling_nodes import SettlingNodes
@@ -16,7 +17,7 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import call_quotas
 from rsmq.errors import BrokerError, BrokerUnavailable, NotPermitted
-from rsmq.heartbeat.assignment import assign, eligible
+from rsmq.heartbeat.assignment import eligible
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership
@@ -25,7 +26,7 @@ from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.member import RELEASED, news_of
 from rsmq.redis.client.connector import retrying
-from rsmq.redis.layouts import are_finished
+from rsmq.redis.layouts import are_finished, note_unfinished
 from rsmq.redis.pubsub import tell_news
 
 log = logging.getLogger("rsmq.lease")
@@ -67,6 +68,7 @@ class Rebalancer:
         self._membership = membership
         self._released = news_of(RELEASED, [self._member])
         self._given: object = None
+        self._families = Families(context.topic.layout)
         self._assigned_last = frozenset[int]()  # as computed from `_given`
         self._leaving: set[int] = set()
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
@@ -86,7 +88,7 @@ class Rebalancer:
                 self._fetchers.keep(assigned)
                 try:
                     await self._take_missing(assigned)
-                    await self._start_following()
+                    await self._note_families(await self._start_following())
                 except BrokerError as error:
                     self._throttled.warn("rebalancing waits for the server", error)
                 for partition, lane in self._lanes.items():
@@ -99,28 +101,26 @@ class Rebalancer:
                 await self._membership.wait(SETTLED_SECONDS if is_settled else tick, seen)
 
     def _assigned(self) -> set[int]:
-        """The partitions of all bands that belong together have one owner."""
+        """The partitions of all bands that belong together have one owner, and so has a family."""
         if not self._membership.is_member:
             return set()
-        topic = self._context.topic
-        barred = {member: topic.layout.bases_of(found) for member, found in self._membership.unreadable.items()}
-        given = topic.layout, tuple(self._owners()), barred
+        layout, view = self._context.topic.layout, self._membership
+        given = layout, tuple(self._owners()), dict(view.unreadable), view.unfinished
         if self._given != given:  # asked for several times a second, changes only with a join or leave
-            self._given, owners = given, assign(topic.layout.current.count, given[1], self._context.name, barred)
-            own = [partition for partition, owner in owners.items() if owner == self._member]
-            self._assigned_last = frozenset(topic.layout.owned_with(own))
+            self._given, self._families = given, Families(layout, view.unfinished)
+            self._assigned_last = self._families.owned_by(self._member, given[1], self._context.name, given[2])
         return set(self._assigned_last)
 
     def _are_gone(self, lane: Lane, assigned: set[int]) -> bool:
         """Whether no lane that goes on behind this one is to be handed over, too: it would lose its lease with this."""
         return not any(each.follows(lane) and each.partition not in assigned for each in lane.followers)
 
-    async def _start_following(self) -> None:
+    async def _start_following(self) -> dict[tuple[int, ...], bool]:
         """Read partitions that follow others in a resize: when these are finished, or behind them if this member has
-        them, too. Both is asked under the lease: a reset of the group ends it."""
+        them, too. Both is asked under the lease: a reset of the group ends it. Returns which of these are finished."""
         following = [lane for lane in self._lanes.values() if lane.parents]
         if not following:
-            return
+            return {}
         finished = {parents: await self._are_finished(parents) for parents in {lane.parents for lane in following}}
         has_more = any(finished.values())
         for lane in sorted(following, key=lambda each: len(each.parents)):
@@ -133,6 +133,21 @@ class Rebalancer:
                 has_more = await self._go_on(lane) or has_more
         if has_more:
             await self._fetchers.interrupt()
+        return finished
+
+    async def _note_families(self, finished: Mapping[tuple[int, ...], bool]) -> None:
+        """Let the members of the group know which sealed partitions are finished, or are not any more. `finished`: the
+        answers of the server, now, about those that lanes follow."""
+        layout, view = self._context.topic.layout, self._membership
+        if not layout.is_resized:
+            return
+        found = {
+            number: not lane.parents for number, lane in self._lanes.items()
+            if lane.lease.is_held() and (not lane.parents or lane.parents in finished)
+        }  # fmt: skip
+        while (families := Families(layout, view.unfinished)).unfinished != (now := families.found(found)):
+            about = self._context.client, self._context.keys, self._name, self._group
+            view.noted(await note_unfinished(*about, view.unfinished, families.note(now)))
 
     async def _go_on(self, lane: Lane) -> bool:
         """Read a partition though those before it are not finished: all that these have left is known here, so it has

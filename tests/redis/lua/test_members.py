@@ -8,6 +8,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
+from rsmq.redis.layouts import note_unfinished
 from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, PROVE_WATCH
 
 pytestmark = pytest.mark.anyio
@@ -58,11 +59,24 @@ async def test_look_at_members_reports_who_knows_a_layout(client: Client, keys: 
         await client.execute_command("SET", keys.alive("t", "g", name), info)
     await client.execute_command("SADD", keys.alive("t", "g", "a set"), "x")
     await client.execute_command("SADD", keys.members("t", "g"), "old", "new", "spark", "a set", "is gone")
-    _, _, _, _, *members = await look(client, keys, *words)
+    _, _, _, _, noted, *members = await look(client, keys, *words)
+    assert noted == b""
     found = dict(zip(members[::3], zip(members[1::3], members[2::3], strict=True), strict=True))
     reads = b"3" if "unreadable" in words else 1
     others = {b"old": (1, 0), b"spark": (1, 1), b"a set": (1, 0), b"is gone": (0, 0)}
     assert found == {b"new": (reads, 1), **others}
+
+
+async def test_a_note_of_what_is_not_finished_is_written_if_no_other_one_is_there(client: Client, keys: Keys) -> None:
+    """Both looks return it to who asks for layouts, and nothing of it to others."""
+    group, watched = keys.group("t", "g"), keys.watched("t", "g")
+    for known, wanted, noted in ((b"", b"4:0,1", b"4:0,1"), (b"", b"4:", b"4:0,1"), (b"4:0,1", b"4:1", b"4:1")):
+        assert await note_unfinished(client, keys, "t", "g", known, wanted) == noted
+    assert (await look(client, keys, "layout"))[4:] == [b"4:1"]
+    assert (await look(client, keys))[4:] == []
+    names = (keys.members("t", "g"), group, watched)
+    assert (await LOOK_AT_GROUP(client, names, ("layout",)))[4:] == [0, 0, b"4:1"]
+    assert (await LOOK_AT_GROUP(client, names, ()))[4:] == [0, 0]
 
 
 async def test_look_at_group_counts_members_and_says_whether_one_watches(client: Client, keys: Keys) -> None:

@@ -6,7 +6,8 @@
 -- ARGV     none, or the heartbeats' own words that are wanted: 'unreadable', 'layout'
 -- RETURNS  {seconds, microseconds (the server's clock), paused ('1' or ''), holds or '', member, heartbeat:0|1, ...}
 --          With 'unreadable' a heartbeat that names partitions is their numbers, such as '3,7', in place of 1
---          With 'layout' each heartbeat is followed by 1 if it says a version, else by 0
+--          With 'layout' each heartbeat is followed by 1 if it says a version, else by 0, and before the first member is
+--          which sealed partitions the group has not finished, as it has noted it, or ''
 -- WHY      Every member asks at every heartbeat, so it is one command. It derives keys from ids that it has read, which
 --          is allowed only in a script without writes; the keys have the group's hash tag, so they are in its slot.
 --          Keys expire by the clock that it returns, so a jump of the clock is seen together with the keys it has
@@ -16,6 +17,7 @@ local about = redis.call('HMGET', KEYS[2], 'paused', 'holds')
 local found = { time[1], time[2], about[1] or '', about[2] or '' }
 local wants = {}
 for _, word in ipairs(ARGV) do wants[word] = true end
+if wants.layout then found[5] = redis.call('HGET', KEYS[2], 'unfinished') or '' end
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   found[#found + 1] = member
   if ARGV[1] then
