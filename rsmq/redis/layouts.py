@@ -13,6 +13,7 @@ from rsmq.model.layout import RESIZED, Choose, Layout, stored_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text
 from rsmq.redis.client.connector import Client
+from rsmq.redis.pubsub import listeners
 from rsmq.redis.scripts import (
     ARE_FINISHED,
     CHANGE_LAYOUT,
@@ -190,13 +191,22 @@ async def note_unfinished(client: Client, keys: Keys, topic: str, group: str, kn
 
 
 async def unaware_members(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> list[str]:
-    """The live members, as `group: member`, that have not said that they know this layout."""
-    found = []
+    """The live members, as `group: member`, that have not said that they know this layout.
+
+    Not those that know layouts and have no subscription: they have ended, or are cut off. If one comes back, its reads
+    and settlements are those of a member that joins, and what it publishes to a sealed partition is refused.
+    """
+    unaware, silent = list[tuple[str, str]](), list[tuple[str, str]]()
     for group in groups:
         for member, (info, is_alive) in (await members_of(client, keys, topic.name, group)).items():
-            if is_alive and not topic.layout.is_known_by(read_info(info)):
-                found.append(f"{group}: {member}")
-    return found
+            said = read_info(info)
+            if is_alive and not topic.layout.is_known_by(said):
+                unaware.append((group, member))
+                if "layout" in said:
+                    silent.append((group, member))
+    counts = await listeners(client, [keys.presence(member) for _, member in silent])
+    gone = {each for each, count in zip(silent, counts, strict=True) if not count}
+    return [f"{group}: {member}" for group, member in unaware if (group, member) not in gone]
 
 
 async def members_of(client: Client, keys: Keys, topic: str, group: str) -> dict[str, tuple[bytes, bool]]:

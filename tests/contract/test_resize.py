@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,14 +12,16 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Rate, Reject, RetryPolicy
 from rsmq.control import Cancelled
 from rsmq.heartbeat.heartbeat import Heartbeat
+from rsmq.redis.client.connector import Connector
 from rsmq.redis.layouts import change_layout
-from rsmq.redis.streams import reset_group
+from rsmq.redis.streams import ensure_groups, reset_group
 from tests.contract.witness import ask, dies
 from tests.patience import until
 
@@ -395,6 +398,33 @@ async def until_open(broker: Broker, topic: str) -> None:
         return not await broker.topics.open_bands(topic)
 
     await until(is_open, f"all bands of {topic} are open")
+
+
+async def test_a_killed_member_does_not_delay_a_resize(make_broker: Make) -> None:
+    """Its sockets are closed, and its heartbeat key counts for an hour more. One that lives does, and so does one of a
+    version that does not know layouts: it may be cut off, and come back."""
+    broker = make_broker(partitions=2, lease_ttl=timedelta(hours=1))
+
+    async def waits_for() -> str:
+        return await broker.topics.go_on_with_resize("orders")
+
+    async with AsyncExitStack() as open_until:
+        await open_until.enter_async_context(broker)
+        await ensure_groups(broker.client, broker.keys, await broker.topics.ensure("orders"), "g", "0")
+        for name in ("old", "lives", "killed"):
+            heartbeat = Heartbeat(Connector(broker.settings.url, broker.settings), broker.settings, broker.keys, name)
+            heartbeat.start(asyncio.get_running_loop())
+            open_until.push_async_callback(anyio.to_thread.run_sync, heartbeat.stop)
+            await heartbeat.join("orders", "g", {} if name == "old" else {"layout": 0}, lambda: None)
+            if name != "lives":
+                await anyio.to_thread.run_sync(heartbeat.stop)  # without a word, as a killed process
+        await broker.topics.resize("orders", 4)
+
+        async def is_seen() -> bool:
+            return "g: killed" not in await waits_for()
+
+        await until(is_seen, "its end is seen")
+        assert "g: lives, g: old" in await waits_for()
 
 
 async def test_what_keeps_a_topic_from_growing_is_said(make_broker: Make) -> None:
