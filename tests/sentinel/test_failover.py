@@ -141,55 +141,46 @@ async def test_a_topic_grows_while_its_master_changes(sentinels: Sentinels, pref
         assert (await broker.topics.existing("t")).layout.is_resized
 
 
-@LONG
-@pytest.mark.parametrize("how", ["kill", "pause"])
-async def test_a_topic_grows_while_its_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) -> None:
-    """The same with two workers, twice, with a master that is killed or paused."""
-    async with Replicated(tmp_path, sentinels.url, 1) as scene:
-        await scene.processes.start_workers(2)
-        async with scene.load(seconds=0.005):
-            for _ in range(2):
-                await scene.handles(150)
-                scene.excuse("the master was lost")
-                scene.history.rewound = "the master was lost"
-                before = await anyio.to_thread.run_sync(sentinels.master_port)
-                victim = next(member for member in sentinels.members if member.port == before)
-                async with anyio.create_task_group() as both:
+async def lose_two_masters(scene: Replicated, sentinels: Sentinels, how: str, *, grows: bool = False) -> None:
+    """Workers and publishers go on by themselves; what a replica had confirmed is handled, in order. `grows`: the topic
+    is resized each time."""
+    await scene.processes.start_workers(2)
+    async with scene.load(seconds=0.005):
+        for _ in range(2):
+            await scene.handles(150)
+            scene.excuse("the master was lost")
+            scene.history.rewound = "the master was lost"  # with it what had been settled a moment before
+            before = await anyio.to_thread.run_sync(sentinels.master_port)
+            victim = next(member for member in sentinels.members if member.port == before)
+            async with anyio.create_task_group() as both:
+                if grows:
                     both.start_soon(scene.resize, 2)
                     await anyio.sleep(scene.random.uniform(0, 0.1))
-                    getattr(victim, how)()
-                    await switched(sentinels, before)
-                    await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
-                await scene.handles(300)
-                await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
-        verdict = await scene.verdict(seconds=60)
-        assert not verdict.faults, verdict
+                getattr(victim, how)()
+                await switched(sentinels, before)
+                # it comes back as a replica: else no publish would be confirmed by one after the next time
+                await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
+            await scene.handles(300)
+            await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
+    verdict = await scene.verdict(seconds=60)
+    assert not verdict.faults, verdict
+    assert not any(each.exit_code for each in scene.processes.workers), f"a worker ended: {scene.processes.log(20_000)}"
 
 
 @LONG
 @pytest.mark.parametrize("how", ["kill", "pause"])
 async def test_a_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) -> None:
-    """Workers and publishers go on by themselves; what a replica had confirmed is handled, in order."""
+    """Killed, and paused."""
     async with Replicated(tmp_path, sentinels.url, 1) as scene:
-        await scene.processes.start_workers(2)
-        async with scene.load(seconds=0.005):
-            for _ in range(2):
-                await scene.handles(150)
-                scene.excuse("the master was lost")
-                scene.history.rewound = "the master was lost"  # with it what had been settled a moment before
-                before = await anyio.to_thread.run_sync(sentinels.master_port)
-                victim = next(member for member in sentinels.members if member.port == before)
-                getattr(victim, how)()
-                await switched(sentinels, before)
-                # it comes back as a replica: else no publish would be confirmed by one after the next time
-                await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
-                await scene.handles(300)
-                await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
-        verdict = await scene.verdict(seconds=60)
-        assert not verdict.faults, verdict
-        assert not any(each.exit_code for each in scene.processes.workers), (
-            f"a worker ended: {scene.processes.log(20_000)}"
-        )
+        await lose_two_masters(scene, sentinels, how)
+
+
+@LONG
+@pytest.mark.parametrize("how", ["kill", "pause"])
+async def test_a_topic_grows_while_its_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) -> None:
+    """The same while the topic is resized."""
+    async with Replicated(tmp_path, sentinels.url, 1) as scene:
+        await lose_two_masters(scene, sentinels, how, grows=True)
 
 
 class OtherClocks(Sentinels):
