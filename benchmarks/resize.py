@@ -4,6 +4,9 @@ This process publishes at a steady rate, a hundred calls each hundredth of a sec
 the resize; another process resizes the topic from 4 to 8 partitions in the middle, and a worker there handles all.
 Each call is timed from the moment at which it was due, so a process that stands still counts, too. Beside it: the
 same seconds without a resize. With `--cluster` the topic is on a cluster of six nodes.
+
+With `--hot 100000` so many messages of one key wait instead, and their handler does not end. Three members serve the
+topic while it grows from 2 to 12 partitions. Printed is how long messages of other keys wait that are published then.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import argparse
 import asyncio
 import multiprocessing
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Final
 
 from rsmq import Broker, Message, Settings
@@ -20,6 +23,9 @@ from rsmq.testing.server import ThrowawayServer
 
 TICK: Final = 0.01
 SECONDS: Final = 4
+MEMBERS: Final = 3
+OTHERS: Final = 1000
+CHUNK: Final = 1000
 AROUND: Final = 0.5
 """Seconds before and after the resize that count as around it."""
 
@@ -76,6 +82,48 @@ async def publish(url: str, rate: int, go: Any) -> list[tuple[float, float]]:
     return found
 
 
+async def behind_hot_key(url: str, count: int) -> tuple[float, list[float]]:
+    """Seconds until all messages of the hot key are read, and of each message that is published after the resize until
+    it is handled."""
+    begun, waits, stays = dict[str, float](), list[float](), asyncio.Event()
+    brokers = [Broker(Settings(url=url, preflight="warn", partitions=2)) for _ in range(MEMBERS)]
+
+    async def handle(name: str, message: Message) -> None:
+        if message.key == "hot":
+            await stays.wait()
+        elif name in begun:
+            waits.append(time.monotonic() - begun[name])
+
+    for each in brokers:
+        each.handler("in", group="g", concurrency=16)(handle)
+    async with AsyncExitStack() as running:
+        for each in brokers:
+            await running.enter_async_context(each)
+        members = [await running.enter_async_context(each.running()) for each in brokers]
+        consumers = [each.worker.consumers[0] for each in members if each.worker is not None]
+        began, broker = time.monotonic(), brokers[0]
+        for at in range(0, count, CHUNK):
+            chunk = range(at, min(count, at + CHUNK))
+            await broker.publish_many("in", [str(number) for number in chunk], key=lambda _: "hot")
+        while (
+            sum(sum(each.behind_keys(c.lanes.values()).values()) for c in consumers for each in [c.queue]) < count - 1
+        ):
+            await asyncio.sleep(0.05)
+        read = time.monotonic() - began
+        await broker.topics.resize("in", 12)
+        while (await broker.topics.existing("in")).partitions != 12:
+            await asyncio.sleep(0.01)
+        for number in range(OTHERS):
+            begun[str(number)] = time.monotonic()
+            await broker.publish("in", str(number), key=f"k{number}")
+        while len(waits) < OTHERS:
+            await asyncio.sleep(0.01)
+        stays.set()
+        for each in brokers:
+            each.stop()
+    return read, waits
+
+
 def percentiles(waits: list[float]) -> str:
     """In milliseconds."""
     ordered = sorted(waits)
@@ -87,6 +135,7 @@ def main() -> None:
     """Print it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.resize", description=__doc__)
     parser.add_argument("--rate", type=int, default=10_000, help="messages a second")
+    parser.add_argument("--hot", type=int, default=0, help="so many messages of one key wait instead")
     parser.add_argument("--cluster", action="store_true", help="on a cluster of six nodes")
     chosen = parser.parse_args()
     with ExitStack() as stack:
@@ -96,6 +145,11 @@ def main() -> None:
             url = stack.enter_context(Cluster()).url
         else:
             url = stack.enter_context(ThrowawayServer()).url
+        if chosen.hot:
+            read, waits = asyncio.run(behind_hot_key(url, chosen.hot))
+            print(f"{chosen.hot} messages of one key are read in {read:.1f} s, and wait; from 2 to 12 partitions")
+            print(f"messages of other keys: {percentiles(waits)}")
+            return
         spawn = multiprocessing.get_context("spawn")
         ready, go, done = spawn.Event(), spawn.Event(), spawn.Queue()
         process = spawn.Process(target=other, args=(url, ready, go, done))
