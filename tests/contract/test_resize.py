@@ -512,6 +512,28 @@ async def test_the_rate_of_a_key_goes_over_a_resize(make_broker: Make) -> None:
         assert all(later - earlier > 0.99 for earlier, later in itertools.pairwise(started))
 
 
+async def test_the_rate_of_a_key_counts_what_starts_before_while_the_next_partition_is_read(make_broker: Make) -> None:
+    """Other keys are read there already when the last messages of this one start in the partition before."""
+    broker, started, others = make_broker(partitions=1), list[float](), list[int]()
+
+    @broker.handler("orders", group="g", rate=Rate(1, timedelta(milliseconds=600), by="key"))
+    async def handle(number: int, message: Message) -> None:
+        if message.key == "a":
+            started.append(anyio.current_time())
+        else:
+            others.append(number)
+
+    async with broker, broker.running():
+        await broker.publish_many("orders", range(4), key=lambda _: "a")
+        await resized(broker, "orders", 2)
+        await broker.publish_many("orders", range(4, 8), key=lambda _: "a")
+        await broker.publish_many("orders", range(8), key=lambda number: f"k{number}")
+        await until(lambda: len(others) == 8, "the others go on")
+        assert len(started) < 4
+        await until(lambda: len(started) >= 6, "messages of both partitions have started")
+    assert all(later - earlier > 0.59 for earlier, later in itertools.pairwise(started))
+
+
 async def test_a_member_that_joins_while_its_topic_grows_knows_the_new_partitions(
     make_broker: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -332,11 +332,11 @@ class SeamWorld:
         member.questions.pop(number).answer()
 
     def _let_go(self, member: Member, lane: Lane) -> None:
-        let_keys_go(member.queue, lane)
+        let_keys_go(member.queue, member.lanes, lane)
 
     def _follow(self, member: Member, lane: Lane) -> None:
         member.questions.pop(lane.partition, None)
-        follow(member.queue, lane)
+        follow(member.queue, member.lanes, lane)
 
     def _start(self, member: Member) -> None:
         message: Any = member.queue.ready.popleft()

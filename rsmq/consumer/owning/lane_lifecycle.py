@@ -75,12 +75,12 @@ class LaneLifecycle:
 
     def let_keys_go(self, lane: Lane) -> None:
         """Start what waits for keys that are free in the lanes before this one."""
-        if let_keys_go(self._queue, lane):
+        if let_keys_go(self._queue, self._lanes, lane):
             self._runner.wake_soon()
 
     def follow(self, lane: Lane) -> None:
         """The partitions before it are finished."""
-        if follow(self._queue, lane):
+        if follow(self._queue, self._lanes, lane):
             self._runner.wake_soon()
 
     async def restore_rate(self, lane: Lane) -> None:

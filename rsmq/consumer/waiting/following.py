@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rsmq.consumer.waiting.gathering_queue import GatheringQueue
 from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import key_rate_of
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.seam import has_unknown_keys, is_known
 
@@ -55,19 +56,24 @@ class SeamQuestion:
         return [each.recovery.number for each in (self._lane, *self.before)]
 
 
-def let_keys_go(queue: Queue, lane: Lane) -> int:
+def let_keys_go(queue: Queue, lanes: Mapping[int, Lane], lane: Lane) -> int:
     """Start what waits for keys that are free in the partitions before. Returns how many."""
     keys = () if lane.seam is None or lane.is_blocked else lane.seam.free()
-    return _release(queue, lane, keys)
+    return _release(queue, lanes, lane, lane.parents, keys)
 
 
-def follow(queue: Queue, lane: Lane) -> int:
+def follow(queue: Queue, lanes: Mapping[int, Lane], lane: Lane) -> int:
     """The partitions before it are finished. Returns how many keys have waited for them."""
-    return _release(queue, lane, lane.follow())
+    return _release(queue, lanes, lane, lane.parents, lane.follow())
 
 
-def _release(queue: Queue, lane: Lane, keys: Iterable[bytes]) -> int:
-    released = list(keys)
+def _release(queue: Queue, lanes: Mapping[int, Lane], lane: Lane, before: Sequence[int], keys: Iterable[bytes]) -> int:
+    """The rate of a key counts what has started before since the lane has gone on."""
+    released, limit = list(keys), key_rate_of(queue.message_rate)
+    if released and limit is not None:
+        for number in reversed(before):
+            if number in lanes:
+                limit.follow(lane, lanes[number], released)
     for key in released:
         queue.release(lane, key)
     return len(released)

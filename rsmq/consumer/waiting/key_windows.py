@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -77,10 +77,15 @@ class KeyWindows:
             self.give_back((key,))
         self.restore({key: [*self._of(key), now]})
 
-    def open_ones(self, now: float) -> dict[bytes, list[float]]:
-        """The keys that have started within the last time, with their starts."""
-        times = {key: self._of(key) for key in self._starts}
-        return {key: each for key, each in times.items() if each[-1] > now - self._seconds}
+    def open_ones(self, now: float, keys: Iterable[bytes] | None = None) -> dict[bytes, list[float]]:
+        """The keys, or those of these, that have started within the last time, with their starts."""
+        times = {key: self._of(key) for key in (self._starts if keys is None else keys)}
+        return {key: each for key, each in times.items() if each and each[-1] > now - self._seconds}
+
+    def add(self, starts: Mapping[bytes, Sequence[float]]) -> None:
+        """Keys have started elsewhere, too. Some of these starts may be known already."""
+        both = {key: Counter(self._of(key)) | Counter(times) for key, times in starts.items()}
+        self.restore({key: sorted(times.elements()) for key, times in both.items()})
 
     def restore(self, starts: Mapping[bytes, Sequence[float]]) -> None:
         """Take over when keys have started."""

@@ -214,14 +214,14 @@ class KeyRate:
         }
         return json.dumps(starts) if starts else ""
 
-    def follow(self, lane: Lane, before: Lane) -> None:
-        """Take over the starts in a partition that a lane follows."""
-        self._windows(lane).restore(self._windows(before).open_ones(monotonic()))
+    def follow(self, lane: Lane, before: Lane, keys: Iterable[bytes] | None = None) -> None:
+        """Take over the starts, or those of these keys, in a partition that a lane follows."""
+        self._windows(lane).add(self._windows(before).open_ones(monotonic(), keys))
 
     def unpack(self, lane: Lane, text: bytes) -> None:
         """Take over what the last owner has packed."""
         now, ahead = monotonic(), self._clock.now_ms()
-        self._windows(lane).restore(
+        self._windows(lane).add(
             {
                 key.encode("latin-1"): [min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN) for at in starts]
                 for key, starts in json.loads(text).items()
