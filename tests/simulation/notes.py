@@ -81,7 +81,9 @@ class Notes:
                     found += [f"{key} keeps {len(left)} notes of settled messages"] if left else []
         ended = run.cancels.open | run.cancels.done.keys() | run.expiries.ended
         for name, ref in sorted(self._refs.items() if self.options else ()):
-            raw = run.network.ask("GET", keys.result(TOPIC, ref.home.partition, GROUP, ref))
+            home = ref.home.partition  # the publish may have met a seal: then it is in one that follows
+            names = [keys.result(TOPIC, each, GROUP, ref) for each in (home, *run.layout.descendants_of(home))]
+            raw = next(filter(None, (run.network.ask("GET", each) for each in names)), None)
             head, _, data = (raw or b"").partition(b"\n")
             if raw is None:
                 found.append(f"{name} is settled and has no result")
