@@ -191,6 +191,9 @@ def test_an_exact_write_waits_for_its_band(
     banded: Banded, store: Store, connection: dict[str, str], topic: str, idempotence: str
 ) -> None:
     """A row that was stored in `normal` would be stored again in the band: so nothing is stored before it is open."""
+    subscriber = store.client.pubsub()
+    subscriber.subscribe(store.keys.presence("old"))
+    assert subscriber.get_message(timeout=10)
     member = '{"member": "old", "layout": 0}'
     store.client.sadd(store.keys.members(topic, "g"), "old")
     store.client.set(store.keys.alive(topic, "g", "old"), member)
@@ -207,6 +210,7 @@ def test_an_exact_write_waits_for_its_band(
 
     with pytest.raises(ConfigError, match=r"band 'urgent' is not open yet: .* `rsmq topic show"):
         write()
+    subscriber.close()
     store.client.delete(store.keys.alive(topic, "g", "old"))
     assert banded.open_bands() == []
     assert [write(), write()] == [(2, 0), (0, 2)]

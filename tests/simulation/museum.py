@@ -548,8 +548,8 @@ EXHIBITS: Final = (
     bug(
         "ack_letters without its fence",
         "a session that was taken over acknowledges letters",
-        "redis/lua/persistence/ack_letters.lua",
-        "if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
+        "redis/lua/shared/remove_acked.lua",
+        "if state[1] ~= epoch then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
         needs=lambda plan: plan.is_inbox,
     ),
     Exhibit(
