@@ -6,8 +6,7 @@ import hmac
 import os
 import re
 from base64 import b64decode
-from binascii import Error
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
@@ -49,15 +48,12 @@ class Keyring:
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         """`keys`: 32 random bytes for each id, the first one to write with. Raises ConfigError."""
-        if not keys:
-            raise ConfigError(f"a keyring has at least one key: {FORM}")
         self._keys = dict[str, SecretKey]()
-        for key_id, secret in keys.items():
-            if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
-                raise ConfigError("an id of a key is not possible: use 1 to 32 letters, digits, '_', '.' and '-'")
-            if not isinstance(secret, bytes) or len(secret) != KEY_BYTES:
-                raise ConfigError(f"key {key_id} is not {KEY_BYTES} bytes: make one with `openssl rand -base64 32`")
-            self._keys[key_id] = SecretKey(key_id, secret)
+        found = _checked(keys)
+        del keys  # a traceback may show local variables
+        if isinstance(found, str):
+            raise ConfigError(found)
+        self._keys = found
         self.first = next(iter(self._keys.values()))
         """The key that is written with."""
 
@@ -67,9 +63,8 @@ class Keyring:
 
         Raises ConfigError if neither is set, or one is wrong; it says where, and shows no key.
         """
-        text = os.environ.get(name)
-        if text is not None:
-            return cls.read(text, name)
+        if name in os.environ:
+            return cls.read(os.environ[name], name)
         path = os.environ.get(name + FILE)
         if path is None:
             raise ConfigError(f"neither {name} nor {name}{FILE} is set: {FORM}")
@@ -78,17 +73,21 @@ class Keyring:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """The keys in a file, in the form of the variable; each may have a line of its own. Raises ConfigError."""
-        try:
-            text = Path(path).read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-            raise ConfigError(f"the keys in {os.fspath(path)} cannot be read ({why})") from None
-        return cls.read(text.replace("\n", ","), os.fspath(path))
+        return cls._of(_read_file(path))
 
     @classmethod
     def read(cls, text: str, where: str) -> Self:
         """The keys in a text, which an error calls `where`. Raises ConfigError."""
-        return cls(dict(_pairs(text, where)))
+        found = _read_text(text, where)
+        del text
+        return cls._of(found)
+
+    @classmethod
+    def _of(cls, found: dict[str, bytes] | str) -> Self:
+        """The keyring with these keys. Raises ConfigError for a reason why there are none."""
+        if isinstance(found, str):
+            raise ConfigError(found)
+        return cls(found)
 
     def get(self, key_id: str) -> SecretKey | None:
         """The key with an id."""
@@ -106,23 +105,52 @@ class Keyring:
         return f"<Keyring {', '.join(self._keys)}>"
 
 
-def _pairs(text: str, where: str) -> Iterator[tuple[str, bytes]]:
-    """The id and the bytes of each key in a text."""
-    seen = set[str]()
+def _checked(keys: Mapping[str, bytes]) -> dict[str, SecretKey] | str:
+    """The keys of a keyring; or why they are wrong, for a frame to raise that has no key."""
+    if not isinstance(keys, Mapping):
+        return "Keyring takes a mapping of ids to keys of 32 bytes; text is for Keyring.read"
+    if not keys:
+        return f"a keyring has at least one key: {FORM}"
+    found = dict[str, SecretKey]()
+    for key_id, secret in keys.items():
+        if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
+            return "an id of a key is not possible: use 1 to 32 letters, digits, '_', '.' and '-'"
+        if not isinstance(secret, bytes) or len(secret) != KEY_BYTES:
+            return f"key {key_id} is not {KEY_BYTES} bytes: make one with `openssl rand -base64 32`"
+        found[key_id] = SecretKey(key_id, secret)
+    return found
+
+
+def _read_file(path: str | os.PathLike[str]) -> dict[str, bytes] | str:
+    """The same as `_read_text` for a file. What is raised here may have its bytes, and is the context of no error."""
+    where = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        return f"the keys in {where} cannot be read ({why})"
+    return _read_text(text.replace("\n", ","), where)
+
+
+def _read_text(text: str, where: str) -> dict[str, bytes] | str:
+    """The bytes of each key in a text, by its id; or why the text is wrong, for a frame to raise that has no key."""
+    if not isinstance(text, str):
+        return f"{where}: keys are read from text: {FORM}"
+    found = dict[str, bytes]()
     for number, part in enumerate((each for each in text.strip().strip("'\"").split(",") if each.strip()), 1):
         key_id, equals, encoded = part.strip().partition("=")
         if not equals or not KEY_ID.fullmatch(key_id):
-            raise ConfigError(f"{where}: key {number} has no id in front of it: {FORM}")
-        if key_id in seen:
-            raise ConfigError(f"{where}: there are two keys {key_id}: give the newer one another id")
-        seen.add(key_id)
+            return f"{where}: key {number} has no id in front of it: {FORM}"
+        if key_id in found:
+            return f"{where}: there are two keys {key_id}: give the newer one another id"
         try:
             secret = b64decode(encoded.strip(), validate=True)
-        except Error:
-            raise ConfigError(f"{where}: key {number} is not base64: {FORM}") from None
+        except ValueError:
+            return f"{where}: key {number} is not base64: {FORM}"
         if len(secret) != KEY_BYTES:
-            raise ConfigError(
+            return (
                 f"{where}: key {number} has {len(secret)} bytes, not {KEY_BYTES}: make one with "
                 f"`openssl rand -base64 32`"
             )
-        yield key_id, secret
+        found[key_id] = secret
+    return found
