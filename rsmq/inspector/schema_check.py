@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rsmq.dlq import DeadLetters
-from rsmq.errors import CannotDecode, Malformed
+from rsmq.errors import BodyUnavailable, CannotDecode, Malformed
 from rsmq.handler.handler import Handler
 from rsmq.handler.reader import PayloadReader
 from rsmq.model.encoding import NO_CODECS, Encoding
@@ -49,8 +49,9 @@ class SchemaFinding:
         """How many could not be decoded."""
         return self.errors.total()
 
-    def add(self, handler: Handler, partition: int, entry: Entry, reader: PayloadReader | None = None) -> None:
-        """Decode a message. One that is for another group only is left out. `reader`: reads encoded ones, too."""
+    async def add(self, handler: Handler, partition: int, entry: Entry, reader: PayloadReader) -> None:
+        """Decode a message, with its body if that lies in the store. One that is for another group only is left out.
+        Raises BodyUnavailable while the store is away: that says nothing of the schema, and each of them would wait."""
         origin = MessageOrigin(handler.topic, partition, handler.group)
         try:
             message = Message(origin, *entry)
@@ -58,7 +59,11 @@ class SchemaFinding:
                 return
             self.checked += 1
             refuse_oversized(message)
-            (reader or PayloadReader(handler.decode)).read(message)
+            if message.is_outside:
+                await reader.fetch(message)
+            reader.read(message)
+        except BodyUnavailable:
+            raise
         except (Malformed, CannotDecode) as error:
             text = str(error)
             self.errors[text if text in self.errors or len(self.errors) < MOST_ERRORS else OTHERS] += 1
@@ -69,14 +74,15 @@ class SchemaCheck:
     """Reads samples of all that the handlers of one broker will get."""
 
     def __init__(self, client: Client, keys: Keys, topics: Topics, encoding: Encoding = NO_CODECS) -> None:
-        """`encoding`: that of the broker, with its keys."""
+        """`encoding`: that of the broker, with its keys and its store."""
         self._encoding = encoding
         self._client = client
         self._keys = keys
         self._topics = topics
 
     async def run(self, handlers: Sequence[Handler], sample: int) -> list[SchemaFinding]:
-        """One finding for each handler and kind, in the order of the handlers; none for a topic that does not exist."""
+        """One finding for each handler and kind, in the order of the handlers; none for a topic that does not exist.
+        Raises BodyUnavailable."""
         found = {topic.name: topic for topic in await self._topics.find_all({each.topic for each in handlers})}
         return [
             finding
@@ -97,7 +103,7 @@ class SchemaCheck:
             finding = SchemaFinding(handler.topic, handler.group, handler.name, kind)
             for partition in topic.numbers:
                 async for entry in read(handler, partition, share):
-                    finding.add(handler, partition, entry, reader)
+                    await finding.add(handler, partition, entry, reader)
             findings.append(finding)
         return [*findings, await self._dead(handler, topic, sample)]
 
@@ -150,7 +156,7 @@ class SchemaCheck:
             if (count := count + 1) > sample:
                 break
             fields = [part for pair in letter.fields for part in pair if pair[0] != b"group"]
-            finding.add(handler, letter.partition, (letter.id.partition("/")[2].encode(), fields), reader)
+            await finding.add(handler, letter.partition, (letter.id.partition("/")[2].encode(), fields), reader)
         return finding
 
     async def _first(self, key: str, count: int) -> list[bytes]:

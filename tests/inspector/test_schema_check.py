@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, RetryPolicy, Settings
+from rsmq.handler.reader import PayloadReader
 from rsmq.inspector.schema_check import OTHERS, SchemaCheck, SchemaFinding
 from tests.patience import until
 
@@ -124,5 +125,6 @@ async def test_a_sample_has_the_oldest_and_the_newest(settings: Settings) -> Non
             take.__annotations__["payload"] = model
             wide.handler("orders", group="billing")(take)
             data = json.dumps({f"f{each}": 1 for each in range(40) if each != n}).encode()
-            finding.add(wide.handlers[0], 0, (b"1-0", [b"data", data]))
+            handler = wide.handlers[0]
+            await finding.add(handler, 0, (b"1-0", [b"data", data]), PayloadReader(handler.decode))
         assert (len(finding.errors), finding.errors[OTHERS], finding.failed) == (21, 20, 40)
