@@ -43,8 +43,9 @@ class Offload:
 
     `store` is a folder such as `/srv/bodies`, a URL that fsspec knows such as `s3://bucket/folder`, or an object with
     the four methods of `rsmq.codecs.BodyStore`. Each worker deletes bodies that no entry names any more, at the
-    earliest `keep` after they were put; `keep` is also for how long a backup of the server finds its bodies. Neither
-    letters of devices, answers to requests, rows of an outbox nor ticks of schedules are put there. Raises ConfigError.
+    earliest `keep` after they were put; `keep` is also for how long a backup of the server finds its bodies. Ticks of
+    schedules go there, too, and rows of an outbox when they are relayed. Not so letters and retained messages of
+    devices, what devices publish, answers to requests, and results. Raises ConfigError.
     """
 
     def __init__(
