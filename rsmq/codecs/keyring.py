@@ -65,15 +65,16 @@ class Keyring:
         """
         if name in os.environ:
             return cls.read(os.environ[name], name)
-        path = os.environ.get(name + FILE)
-        if path is None:
-            raise ConfigError(f"neither {name} nor {name}{FILE} is set: {FORM}")
-        return cls.from_file(path)
+        if name + FILE in os.environ:
+            return cls.from_file(os.environ[name + FILE])
+        raise ConfigError(f"neither {name} nor {name}{FILE} is set: {FORM}")
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """The keys in a file, in the form of the variable; each may have a line of its own. Raises ConfigError."""
-        return cls._of(_read_file(path))
+        found = _read_file(path)
+        del path  # it may be the text of keys by mistake
+        return cls._of(found)
 
     @classmethod
     def read(cls, text: str, where: str) -> Self:
@@ -128,6 +129,8 @@ def _read_file(path: str | os.PathLike[str]) -> dict[str, bytes] | str:
         text = Path(path).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        if "=" in where:
+            return f"keys cannot be read ({why}): a path with '=' in it is not shown, is it the text of keys?"
         return f"the keys in {where} cannot be read ({why})"
     return _read_text(text.replace("\n", ","), where)
 

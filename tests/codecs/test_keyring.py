@@ -101,6 +101,10 @@ def test_keys_are_in_no_text(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
             shown += [locals_of(Keyring.from_env), locals_of(partial(Keyring.from_file, path))]
     shown += [locals_of(partial(Keyring, keys)) for keys in WRONG_KEYS]
     assert "in from_env" in shown[-len(WRONG_KEYS) - 3]
+    monkeypatch.delenv("RSMQ_KEYS")
+    monkeypatch.setenv("RSMQ_KEYS_FILE", f"k7={ONE}")
+    shown.append(locals_of(Keyring.from_env))
+    assert "is it the text of keys?" in shown[-1]
     for each in (keyring, keyring.first):
         with pytest.raises(TypeError, match="not pickled"):
             pickle.dumps(each)
