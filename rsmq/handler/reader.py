@@ -1,11 +1,15 @@
-"""Reads the payload of a message: undoes its encoding, and decodes it as its content type says. No I/O but `fetch`."""
+"""Reads the payload of a message: undoes its encoding, and decodes it as its content type says.
+
+No I/O, but that of bodies in a store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from rsmq.errors import CannotDecode, Malformed
+from rsmq.errors import CannotDecode, Malformed, MessageError
 from rsmq.handler.payload import Decoder
 from rsmq.model.encoding import NO_CODECS, NOT_ENCRYPTED, Encoding
 from rsmq.model.message import Message
@@ -61,9 +65,19 @@ class PayloadReader:
         """Whether the encoding of a message is undone, now or before. If not, `read` says why."""
         return not message.open(self._encoding)
 
-    def open(self, message: Message) -> None:
-        """Make the data of a message what was published; without its key it stays as it is stored."""
+    async def open(self, message: Message) -> None:
+        """Make the data of a message what was published, with its body from the store. Without its key or its body it
+        stays as it is stored, and `is_encoded`."""
+        if message.is_outside:
+            with suppress(MessageError):
+                await self.fetch(message)
         message.open(self._encoding)
+
+    async def undo(self, message: Message) -> None:
+        """Make the data of a message what was published, with its body. Raises as `read` and `fetch` do."""
+        if message.is_outside:
+            await self.fetch(message)
+        message.undo(self._encoding)
 
     def __repr__(self) -> str:
         return f"<PayloadReader {self._encoding!r}>"

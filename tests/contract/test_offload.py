@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, RetryPolicy, Settings, SyncBroker
+from rsmq import Broker, Burial, Message, RetryPolicy, Settings, SyncBroker
 from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
 from rsmq.errors import CannotDecode, StoreUnavailable, TooLarge
 from rsmq.model import body as body_module
@@ -195,6 +196,64 @@ async def test_a_body_that_is_gone_is_a_dead_letter_of_its_own_reason(
 def store_names(bodies: dict[str, bytes]) -> list[str]:
     """The names of bodies."""
     return [name for name in bodies if name.count("/") == 2]
+
+
+async def leave_crashed(broker: Broker, payload: Any) -> None:
+    """A message that has been started three times, and whose worker is gone."""
+    stream = broker.keys.stream("t", 0)
+    await broker.topics.ensure("t", 1)
+    await broker.publish("t", payload, key="a")
+    await ask(broker, "XGROUP", "CREATE", stream, "g", "0")
+    ((_, ((entry_id, _),)),) = await ask(broker, "XREADGROUP", "GROUP", "g", "killed", "STREAMS", stream, ">")
+    await ask(broker, "XCLAIM", stream, "g", "killed", 0, entry_id, "RETRYCOUNT", 3, "IDLE", 10**7)
+
+
+@pytest.mark.parametrize("codecs", [False, True])
+async def test_a_message_that_never_started_is_handed_on_with_its_body(stored: MakeBroker, codecs: bool) -> None:
+    """It was found pending after too many starts, so its body had not been fetched yet."""
+    broker, got, sent = stored(codecs=codecs), list[Any](), large(1)
+    twice = RetryPolicy(max_attempts=2, wait=wait_fixed(0))
+
+    @broker.handler("t", group="g", partitions=1, retry=twice, fallback="second")
+    async def handle(_: dict[str, Any]) -> None:
+        raise AssertionError("it does not start")
+
+    @broker.handler("second", group="g", partitions=1)
+    async def handle_second(payload: dict[str, Any]) -> None:
+        got.append(payload)
+
+    async with broker:
+        await leave_crashed(broker, sent)
+        async with broker.running():
+            await until(lambda: bool(got), "the second handler")
+            assert got == [sent]
+            assert not await letters_of(broker, "t", "g")
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_hook_gets_the_body_of_a_message_that_never_started(
+    stored: MakeBroker, store: MemoryStore, is_away: bool
+) -> None:
+    """Or what is stored in its place, and the word that it is: `is_encoded`."""
+    broker, sent, got = stored(), large(1), list[Message]()
+    twice = RetryPolicy(max_attempts=2, wait=wait_fixed(0))
+
+    @broker.handler("t", group="g", partitions=1, retry=twice)
+    async def handle(_: dict[str, Any]) -> None:
+        raise AssertionError("it does not start")
+
+    @broker.on_dead("t", group="g")
+    async def note(message: Message, _: Burial) -> None:
+        got.append(message)
+
+    async with broker:
+        await leave_crashed(broker, sent)
+        store.is_away = is_away
+        async with broker.running():
+            await until(lambda: bool(got), "the hook")
+    (message,) = got
+    assert message.is_encoded == is_away
+    assert len(message.data) == 32 if is_away else json.loads(message.data) == sent
 
 
 @pytest.mark.parametrize(

@@ -500,7 +500,7 @@ class Runner(Pool):
             await self._settler.bury(lane, message.entry_id, attempts, decision)
             return
         self._dying.add(message)
-        self.reader.open(message)
+        await self.reader.open(message)
         try:
             is_done = await call_hook(hook, message, Burial(str(decision.reason), decision.error, attempts))
         finally:

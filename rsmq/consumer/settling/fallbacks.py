@@ -69,11 +69,11 @@ class Fallbacks:
         it impossible."""
         producer = self._context.producer
         assert producer is not None, "a worker gives its consumers a producer"
-        message.undo(self._context.encoding)
-        payload = tuple[Any, ...]()
+        handler, payload = self._context.handler, tuple[Any, ...]()
+        reader = PayloadReader(handler.decode, self._context.encoding, handler.formats)
+        await reader.undo(message)
         if fallback.payload is not None:
-            handler = self._context.handler
-            message.payload = PayloadReader(handler.decode, self._context.encoding, handler.formats).read(message)
+            message.payload = reader.read(message)
             payload = (await fallback.made(message),)
         headers = fallback_headers(message, decision, attempts)
         while lane.lease.is_held():
