@@ -18,6 +18,7 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Rate, Reject, RetryPolicy
 from rsmq.control import Cancelled
+from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.layouts import change_layout
@@ -193,6 +194,11 @@ async def test_a_key_that_waits_before_a_resize_delays_only_itself_with_several_
             await running.enter_async_context(each)
         members = [await running.enter_async_context(each.running()) for each in brokers]
         lanes = [each.worker.consumers[0].lanes for each in members if each.worker is not None]
+        names = [each.worker.member for each in members if each.worker is not None]
+        owners = assign(2, names, "orders/g").items()
+        shares = [{at for at, owner in owners if owner == name} for name in names]
+        # a partition whose handler does not end is not handed over, and those that follow it would be with another one
+        await until(lambda: [each.keys() for each in lanes] == shares, "each has its share")
         ledger.published["hot"] += range(200)
         await outside.publish_many("orders", range(200), key=lambda _: "hot")
         await ledger.publish(outside, range(2))
