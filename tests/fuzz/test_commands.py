@@ -77,10 +77,11 @@ def lines(draw: st.DrawFn) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server_settings(server_url: str) -> Iterator[Settings]:
-    """The environment of the commands, with a topic."""
+def server_settings(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """The environment of the commands, with a topic, in a directory of their own: `rsmq new` writes into it."""
     found = Settings(url=server_url, prefix="fuzz", preflight="warn", unavailable_timeout="PT3S")  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("commands"))
         patch.setenv("RSMQ_URL", server_url)
         patch.setenv("RSMQ_PREFIX", "fuzz")
         patch.setenv("COLUMNS", "80")
@@ -125,6 +126,7 @@ def run(words: list[str], stdin: bytes) -> tuple[int, str, str]:
 @example(words=["publish", "orders", "1", "--key", "\udcff"], stdin=b"")
 @example(words=["dlq", "show", "orders", "billing", "0/99999999999999999999-1"], stdin=b"")
 @example(words=["device", "show", "\udcff"], stdin=b"")
+@example(words=["new", "orders"], stdin=b"")
 def test_any_command_line_ends_with_a_documented_code(
     server_settings: Settings, words: list[str], stdin: bytes
 ) -> None:
