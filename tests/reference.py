@@ -46,8 +46,10 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "",
         (
             "rsmq.Message", "rsmq.MessageRef", "rsmq.TypedTopic", "rsmq.Publication", "rsmq.Letter", "rsmq.Session",
-            "rsmq.Cancelled", "rsmq.Running", "rsmq.Settled", "rsmq.Unknown", "rsmq.model.message.OwnBatch",
-            "rsmq.producer.open_batch.OpenBatch", "rsmq.control.batches.BatchStatus",
+            "rsmq.model.message.AnyStep", "rsmq.control.MessageStatus", "rsmq.control.GroupStatus",
+            "rsmq.control.Findings", "rsmq.control.Hit", "rsmq.Cancelled", "rsmq.Running", "rsmq.Settled",
+            "rsmq.Unknown", "rsmq.control.Erased", "rsmq.control.GroupHold", "rsmq.model.message.OwnBatch",
+            "rsmq.producer.open_batch.OpenBatch", "rsmq.control.BatchStatus",
         ),
     ),
     (
@@ -56,11 +58,11 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         ("rsmq.Settings", "rsmq.tune_garbage_collector"),
     ),
     (
-        "Topics, dead letters, devices",
-        "What `broker.topics`, `broker.dead_letters` and `broker.devices` are.",
+        "Topics, schedules, dead letters, devices",
+        "What `broker.topics`, `broker.schedules`, `broker.dead_letters` and `broker.devices` are.",
         (
-            "rsmq.redis.topics.Topics", "rsmq.dlq.DeadLetters", "rsmq.dlq.DeadLetter", "rsmq.dlq.Selection",
-            "rsmq.persistence.Devices", "rsmq.persistence.Device",
+            "rsmq.redis.topics.Topics", "rsmq.control.Schedules", "rsmq.dlq.DeadLetters", "rsmq.dlq.DeadLetter",
+            "rsmq.dlq.Selection", "rsmq.persistence.Devices", "rsmq.persistence.Device",
         ),
     ),
     (
@@ -71,7 +73,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
             for name in (
                 "RsmqError", "ConfigError", "BrokerError", "BrokerUnavailable", "TopicFull", "PublishUnknown",
                 "TooLarge", "NotJson", "RequestTimeout", "RequestFailed", "ResultTimeout", "ResultFailed",
-                "Malformed", "HandlerTimeout", "SessionLost",
+                "Malformed", "CannotDecode", "HandlerTimeout", "SessionLost",
                 "SessionTaken", "BatchExists", "BatchEnded",
             )
         ),
@@ -103,6 +105,31 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
 
 FRAMEWORKS: Final = {"RsmqSource", "RsmqBackend", "MessageFilter"}
 """Classes whose methods are those of a framework, which calls them."""
+
+GIVEN: Final = {
+    "Message", "TypedTopic", "Letter", "Session", "OwnBatch", "OpenBatch", "Topics", "DeadLetters", "Devices",
+    "Schedules", "Database", "RsmqBackend",
+}  # fmt: skip
+"""Classes that rsmq makes, never its users: how they are made is not promised."""
+
+INTERNAL: Final = {
+    "Breaker.counts", "Fallback.made", "Fallback.target", "QuietHours.until", "Rate.name_of", "MessageRef.of",
+    "TypedTopic.checked", "Settings.changed",
+    *(f"Message.{name}" for name in ("again", "body_name", "bring", "is_outside", "open", "raw_headers", "undo")),
+    *(f"SyncBroker.{name}" for name in ("declared_schedules", "handlers", "prefix", "services")),
+    *(f"Encrypt.{name}" for name in ("seal", "shrink", "undo", "word")),
+    *(f"Zstd.{name}" for name in ("seal", "shrink", "undo")),
+    *(f"Keyring.{name}" for name in ("first", "get", "read")),
+    *(f"Topics.{name}" for name in ("go_on_with_resize", "open_bands", "unaware_of_resize")),
+    "Selection.is_all", "Selection.matches", "Rules.pass_word",
+    *(f"Visitor.{name}" for name in ("may", "role_in", "sees")),
+    *(f"Database.{name}" for name in ("at", "close", "dialect", "identity", "is_async", "read", "run")),
+    *(f"Effects.{name}" for name in ("claim", "committed", "following", "is_marked", "prune", "serve")),
+    *(f"Outbox.{name}" for name in ("belong_to", "claim", "lent_to", "relay", "remove_rows", "rows_left", "serve")),
+    *(f"ThrowawayServer.{name}" for name in ("answers", "binary", "command", "ends_with_process")),
+    "Event.now",
+}  # fmt: skip
+"""Members of public classes that only modules of rsmq call: neither on the page nor promised."""
 
 WITHOUT_FIELDS: Final = {"rsmq.Settings"}
 """Classes whose fields have a page of their own."""
@@ -174,7 +201,7 @@ def shown(member: griffe.Object | griffe.Alias, path: str) -> Iterator[str]:
 def members(each: griffe.Class) -> Iterator[tuple[str, griffe.Object]]:
     """Public and documented, those of its bases first."""
     for name, member in each.all_members.items():
-        if not name.startswith("_") and documented(member):
+        if not name.startswith("_") and f"{each.name}.{name}" not in INTERNAL and documented(member):
             inner = target(member)
             if not (inner.is_class or inner.is_module):
                 yield name, inner
@@ -185,6 +212,8 @@ def constructor(each: griffe.Class, name: str) -> list[str]:
     made = each.all_members.get("__init__")
     found = target(made) if made is not None else None
     bases = ", ".join(str(base) for base in each.bases if str(base) not in ("object", "Generic[T]"))
+    if each.name in GIVEN:
+        return [f"class {name}"]
     if isinstance(found, griffe.Function) and found.path.startswith("rsmq."):
         return call(f"class {name}", found, returns=False)
     return [f"class {name}({bases})" if bases else f"class {name}"]

@@ -98,10 +98,9 @@ class Commands(ABC):
         It is never both cancelled and handled, and never neither, also if a worker is killed meanwhile. `message`,
         `topic` and `key` are as for `look`. `group`: only for this one. A message that a handler is working on goes on,
         unless `running=True`: then the handler is cancelled. If a member has it in its hands, this waits for that
-        member, at most for a lease. If the answer is lost, call it again. All workers must be of a version that knows
-        cancelling. Without any group it is removed, for all that will come. A group that is added later, from the
-        earliest message, reads what was cancelled for those that existed. A message that waits in an outbox is not
-        seen: the answer is `Unknown`, and `outbox.cancel` cancels it.
+        member, at most for a lease. If the answer is lost, call it again. Of a topic without a group it
+        is removed. A group that is added later, from the earliest message, reads what was cancelled for those that
+        existed. A message that waits in an outbox is not seen: the answer is `Unknown`, and `outbox.cancel` cancels it.
         """
         command = control.Cancel(self.client, self.keys, self.settings, self.cancelled)
         return await command(message, await self._topic_of(message, topic), key, group=group, running=running)

@@ -37,7 +37,7 @@ from rsmq.model.layout import NORMAL
 from rsmq.model.log_names import name_in_log
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_decimal_in, nonfinite_in
-from rsmq.model.publish_options import OutputOptions, refuse_thread
+from rsmq.model.publish_options import AddedOptions, OutputOptions, refuse_thread
 from rsmq.model.words import shown
 
 BYTES: Final = "application/octet-stream"
@@ -531,16 +531,16 @@ class OwnBatch:
         self._message = message
         self.id = member.home
 
-    def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, MessageRef]:
+    def publish(self, topic: str, payload: Any, **options: Unpack[AddedOptions]) -> Coroutine[Any, Any, MessageRef]:
         """Publish an output, as `message.publish` does, that is a member of the batch: its callback waits for it.
 
-        The group of the batch must be one of the topic. What a failed attempt has added does not count. Takes no
-        `message_id`. Raises ConfigError.
+        The group of the batch must be one of the topic. What a failed attempt has added does not count.
+        Raises ConfigError.
         """
         refuse_thread(is_async=True)
         return self._message.origin.publish_member(self._message, topic, payload, options)
 
-    def publish_sync(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> MessageRef:
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[AddedOptions]) -> MessageRef:
         """`publish` for handlers that are plain functions."""
         refuse_thread(is_async=False)
         return from_thread.run(self._message.origin.publish_member, self._message, topic, payload, options)

@@ -78,7 +78,11 @@ class ResultOptions(OptionGroup, total=False):
     """For how long `broker.result` can ask what the handler of each group has returned: a duration from its end."""
 
 
-class OutputOptions(ExpiryOptions, DueOptions, MessageOptions, ResultOptions, total=False):
+class AddedOptions(ExpiryOptions, DueOptions, MessageOptions, ResultOptions, total=False):
+    """The options of `message.batch.publish`."""
+
+
+class OutputOptions(AddedOptions, total=False):
     """The options of `message.publish`."""
 
     message_id: str | None

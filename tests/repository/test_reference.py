@@ -35,6 +35,22 @@ def test_each_public_name_has_an_entry() -> None:
     assert set(rsmq.__all__) - named == set(), "write it into SECTIONS of tests/reference.py"
 
 
+def test_what_is_left_out_exists() -> None:
+    """Members that only rsmq calls, and classes that only rsmq makes: a name that is gone is not kept in the lists."""
+    paths = [path for _, _, group in reference.SECTIONS for path in group]
+    package = reference.load()
+    found = [package[path.removeprefix("rsmq.")] for path in paths]
+    classes = {
+        each.name: reference.target(each)
+        for one in found
+        for each in (reference.public(one) if one.is_module else [one])
+    }
+    assert set(classes) >= reference.GIVEN
+    for name in reference.INTERNAL:
+        owner, _, member = name.partition(".")
+        assert member in classes[owner].all_members, name
+
+
 def test_members_are_shown_with_their_signature() -> None:
     """Those of a class and those of its bases; options that are spelled once are expanded."""
     assert {"Broker.handler", "Broker.publish", "Router.every", "Topics.change", "Harness.advance"} <= set(HEADINGS)
