@@ -147,7 +147,17 @@ async def test_new_partitions_wait_for_those_before_and_then_run_elsewhere(make_
             await until(lambda: len(theirs.lanes) >= 2, "the second member has its share")
 
 
-async def test_a_key_that_waits_before_a_resize_delays_only_itself(make_broker: Make) -> None:
+def name_of(message: Message) -> str:
+    """Two names for the keys of a ledger."""
+    return f"n{int((message.key or 'k0')[1:]) % 2}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tenant": name_of}, {"rate": Rate(1000, timedelta(seconds=1), by=name_of)}],
+    ids=["plain", "tenants", "names"],
+)
+async def test_a_key_that_waits_before_a_resize_delays_only_itself(make_broker: Make, options: dict[str, Any]) -> None:
     """One key runs, one waits for its retry: the later messages of all others are handled meanwhile, in order."""
     broker, outside = make_broker(partitions=1), make_broker()
     ledger, gate, has_failed = Ledger(), anyio.Event(), set[str]()
@@ -161,7 +171,7 @@ async def test_a_key_that_waits_before_a_resize_delays_only_itself(make_broker: 
         await ledger.handle(number, message)
 
     retry = RetryPolicy(max_attempts=1000, wait=wait_fixed(0.05))
-    broker.handler("orders", group="g", concurrency=16, retry=retry)(handle)
+    broker.handler("orders", group="g", concurrency=16, retry=retry, **options)(handle)
     others = [f"k{n}" for n in range(2, 8)]
     async with outside, broker, broker.running():
         await ledger.publish(outside, range(2))
@@ -174,6 +184,32 @@ async def test_a_key_that_waits_before_a_resize_delays_only_itself(make_broker: 
         gate.set()
         await until(lambda: ledger.is_complete, "all is handled")
     assert ledger.handled == ledger.published
+
+
+async def test_what_waits_for_a_partition_before_takes_no_memory_from_others(make_broker: Make) -> None:
+    """A key waits for its retry, and as many later messages of it as memory has room for wait in the partition that
+    follows: all others go on, and are read."""
+    broker, outside = make_broker(partitions=1, prefetch=8, read_ahead=0), make_broker()
+    handled, gate, has_failed = defaultdict[str, list[int]](list), anyio.Event(), anyio.Event()
+
+    async def handle(number: int, message: Message) -> None:
+        if message.key == "hot" and not gate.is_set():
+            has_failed.set()
+            raise RuntimeError("not yet")
+        handled[message.key or ""].append(number)
+
+    retry = RetryPolicy(max_attempts=1000, wait=wait_fixed(0.05))
+    broker.handler("orders", group="g", retry=retry)(handle)
+    async with outside, broker, broker.running():
+        await outside.publish("orders", 0, key="hot")
+        await until(has_failed.is_set, "the key waits for its retry")
+        await resized(outside, "orders", 2)
+        await outside.publish_many("orders", range(1, 41), key=lambda _: "hot")
+        await outside.publish_many("orders", range(8), key=lambda number: f"k{number}")
+        await until(lambda: len(handled) == 8, "the others go on")
+        gate.set()
+        await until(lambda: len(handled["hot"]) >= 41, "all is handled")
+    assert handled == {"hot": [*range(41)], **{f"k{number}": [number] for number in range(8)}}
 
 
 async def test_a_key_that_waits_before_a_resize_delays_only_itself_with_several_members(make_broker: Make) -> None:

@@ -57,9 +57,11 @@ class Partition:
 class Member:
     """One process: its queue and lanes, what its handlers run, and what is on its way to it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, memory: int = 100) -> None:
         self.name = name
+        self.memory = memory
         self.queue = Queue(is_ordered=True, prefetch=100)
+        self.queue.read_ahead(100, memory, 1, lambda: None)
         self.lanes: dict[int, Lane] = {}
         self.running: list[Message] = []
         self.parked: list[Message] = []
@@ -80,6 +82,8 @@ class SeamScenario:
     """Messages with another key."""
     is_short: bool = True
     """Searched in `make test`, too."""
+    memory: int = 100
+    """For how many messages there is room: while it is full, what waits for a retry leaves its body."""
 
     def search(self, edit: Edit | None = None) -> Result:
         """All states, or the first broken promise."""
@@ -145,7 +149,7 @@ class SeamWorld:
         self._server = {
             number: Partition(messages, parents) for number, (messages, parents) in scenario.partitions.items()
         }
-        self._members = [Member(name) for name in scenario.members]
+        self._members = [Member(name, scenario.memory) for name in scenario.members]
         self._left = dict(scenario.faults)
         self._handled = set[int]()
         self._lost = set[int]()
@@ -166,6 +170,7 @@ class SeamWorld:
                 lane.seam is not None and (lane.seam.keys, lane.seam.settling), frozenset(lane.in_flight),
                 tuple(lane.done), str(lane.settling), bool(lane.followers),
                 tuple((key, tuple(each.entry_id for each in flow)) for key, flow in lane.flows.waiting.items()),
+                frozenset(lane.flows.emptied), frozenset(lane.flows.bodies_wanted),
             )
             for number, lane in member.lanes.items()
         }  # fmt: skip
@@ -201,6 +206,9 @@ class SeamWorld:
         for number, (lane, message) in list(member.replies.items()):
             yield f"{message} arrives at {member.name}", lambda n=number: self._arrive(member, n)
             del lane
+        for lane in member.lanes.values():
+            for entry_id in member.queue.due(lane, 1):
+                yield "the body of 1 is read", lambda lane=lane, e=entry_id: self._fill(member, lane, e)
         if member.queue.ready:
             yield f"{member.name} starts a message", lambda: self._start(member)
         for at, message in enumerate(member.running):
@@ -377,6 +385,9 @@ class SeamWorld:
         member.parked.remove(message)
         member.queue.resume(message, message.origin, message.again())
 
+    def _fill(self, member: Member, lane: Lane, entry_id: bytes) -> None:
+        member.queue.fill_body(lane, entry_id, [b"data", b"x", b"key", b"a"])
+
     def _settle(self, partition: Partition, lane: Lane, name: str) -> None:
         ids = lane.take_done()
         if partition.owner == name:
@@ -416,7 +427,7 @@ class SeamWorld:
 
     def _die(self, member: Member) -> None:
         self._left["death"] -= 1
-        self._members[self._members.index(member)] = Member(member.name)
+        self._members[self._members.index(member)] = Member(member.name, member.memory)
         for partition in self._server.values():
             if partition.owner == member.name:
                 partition.owner = ""
@@ -429,6 +440,10 @@ FOLLOWS: Final = SeamScenario(
 PARKED: Final = SeamScenario(
     "seam: a message waits for its retry", TWO, faults={"retry": 1, "connection": 1}, is_short=False
 )
+FULL: Final = SeamScenario(
+    "seam: memory is full of what waits for a partition before", {0: ((1, 2), ()), 1: ((3, 4), (0,))},
+    faults={"retry": 1}, memory=1,
+)  # fmt: skip
 OTHERS: Final = SeamScenario(
     "seam: another key goes on", {0: ((1, 2), ()), 1: ((3, 4), (0,))}, others=frozenset({2, 4}), is_short=False
 )
@@ -440,7 +455,7 @@ GENERATIONS: Final = SeamScenario(
 EMPTY: Final = SeamScenario("seam: three generations, one is empty", {0: ((1,), ()), 1: ((), (0,)), 2: ((3,), (1, 0))})
 HANDED_BACK: Final = SeamScenario("seam: what is before is handed back and kept", TWO, faults={"handover": 1})
 FORGETS: Final = SeamScenario("seam: a failover with a loss", TWO, faults={"loss": 1}, is_short=False)
-SEAM_SCENARIOS: Final = (FOLLOWS, PARKED, OTHERS, DIES, LOSES, GENERATIONS, EMPTY, HANDED_BACK, FORGETS)
+SEAM_SCENARIOS: Final = (FOLLOWS, PARKED, FULL, OTHERS, DIES, LOSES, GENERATIONS, EMPTY, HANDED_BACK, FORGETS)
 SEAM_EDITS: Final = (
     Edit("only the partition before is asked", EMPTY, Layout, "ancestors_of", "block = parent", "block = None"),
     Edit(
@@ -470,5 +485,9 @@ SEAM_EDITS: Final = (
         "what is before is not taken over", DIES, following, "is_known",
         " and lane.recovery.is_over", "",
     ),
-    Edit("keys that are taken before it count as free", OTHERS, Lane, "go_on", "self.flows.take(key)", "pass"),
+    Edit("keys that are taken before it count as free", OTHERS, Lane, "go_on", "self.flows.take_before(key)", "pass"),
+    Edit(
+        "what waits for a partition before takes the room that this one needs", FULL, Queue, "_wait_behind",
+        "elif key in flows.seam_keys:", "elif False:",
+    ),
 )  # fmt: skip

@@ -54,6 +54,7 @@ class Flows:
     `waiting` has an entry for each key that is taken, with the messages behind it; a key in `parked` waits for its
     retry, one in `held` for its rate (a message without a key by its id). Parked messages in `emptied` have left their
     bodies, because memory is full; those in `bodies_wanted` are due, with what starts once the body is there.
+    Those in `seam_keys` wait for messages of partitions before this one, so nothing of them starts.
     `raw_entries` counts the lane's `RawEntries` in the queue; there are some only while no key is taken. `untimed` are
     parked messages whose timers wait for the server.
 
@@ -67,8 +68,8 @@ class Flows:
 
     __slots__ = (
         "_answered", "_asked", "_calls", "_fillings", "_known", "aside", "bodies_wanted", "calls", "dry", "emptied",
-        "far", "gone", "held", "kept_until", "named", "newest", "parked", "raw_entries", "resting", "thin", "untimed",
-        "waiting",
+        "far", "gone", "held", "kept_until", "named", "newest", "parked", "raw_entries", "resting", "seam_keys", "thin",
+        "untimed", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -90,6 +91,7 @@ class Flows:
         self.waiting: dict[bytes, KeyFlow] = {}
         self.parked: dict[bytes, Message] = {}
         self.held: dict[bytes | str, Message] = {}
+        self.seam_keys: set[bytes] = set()
         self.emptied: set[bytes] = set()
         self.bodies_wanted: dict[bytes, tuple[Message, Message]] = {}
         self.untimed: set[bytes] = set()
@@ -199,9 +201,12 @@ class Flows:
 
     def _look_at(self, key: bytes, flow: KeyFlow) -> None:
         """Read more of a flow before it runs dry, unless its key cannot start soon."""
-        cannot_start = key in self.parked or key in self.held or key in self.resting
-        if flow.ids and len(flow) <= FEW and not cannot_start:
+        if flow.ids and len(flow) <= FEW and not self._cannot_start(key):
             self.thin[key] = None
+
+    def _cannot_start(self, key: bytes) -> bool:
+        """Whether what is next of a key waits for something else than a message of this lane that is done soon."""
+        return key in self.parked or key in self.held or key in self.resting or key in self.seam_keys
 
     @property
     def is_wanting(self) -> bool:
@@ -254,7 +259,7 @@ class Flows:
                 break
             if isinstance(key, bytes):
                 flow = self.waiting.get(key, NONE)
-                is_over = not flow.ids or key in self.parked or key in self.held or key in self.resting
+                is_over = not flow.ids or self._cannot_start(key)
                 most = 0 if is_full and key not in self.dry else FEWEST if is_full else SHARE
                 ids = flow.ids.first(min(most, PAGE - count)) if flow.ids else []
             else:
@@ -326,9 +331,9 @@ class Flows:
 
     @property
     def blocked(self) -> int:
-        """How many messages in memory wait for a retry or a rate, with those behind their keys."""
+        """How many messages in memory wait for a retry, a rate or a partition before, with those behind their keys."""
         names = [*self.parked, *self.held]
-        behind = sum(self.behind(name) for name in names if isinstance(name, bytes))
+        behind = sum(self.behind(name) for name in (*names, *self.seam_keys) if isinstance(name, bytes))
         return len(names) - len(self.emptied) + behind
 
     def far_behind(self, keys: Iterable[bytes | str]) -> int:
@@ -355,6 +360,20 @@ class Flows:
     def recovered(self) -> None:
         """The recovery is over."""
         self._known = None
+
+    # -- a partition before ----------------------------------------------------------------------------------------
+
+    def take_before(self, key: bytes) -> None:
+        """A key is taken in a partition before this one: what comes of it waits."""
+        self.take(key)
+        self.seam_keys.add(key)
+
+    def free_before(self, key: bytes) -> int:
+        """It is free there. Returns how many messages in memory have waited for that; the first of them comes next."""
+        self.seam_keys.discard(key)
+        flow = self.waiting.get(key, NONE)
+        self._look_at(key, flow)
+        return len(flow)
 
     # -- a retry, a rate ------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class SeamQuestion:
             return False
         if [self._lanes.get(each) for each in lane.parents] != self.before or self._now() != self._numbers:
             return False
-        if isinstance(queue, GatheringQueue) or queue.is_sorted:
+        if isinstance(queue, GatheringQueue):
             return False  # keys wait in other places, too
         return all(map(is_known, self.before)) and not (queue.takes_raw and any(map(has_unknown_keys, self.before)))
 
@@ -75,5 +75,5 @@ def _release(queue: Queue, lanes: Mapping[int, Lane], lane: Lane, before: Sequen
             if number in lanes:
                 limit.follow(lane, lanes[number], released)
     for key in released:
-        queue.release(lane, key)
+        queue.let_key_go(lane, key)
     return len(released)

@@ -219,7 +219,7 @@ class Lane:
         for each in before:
             each.add_follower(self)
         for key in seam.keys:
-            self.flows.take(key)
+            self.flows.take_before(key)
         return seam
 
     def add_follower(self, lane: Lane) -> None:

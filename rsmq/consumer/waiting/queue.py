@@ -34,8 +34,9 @@ class Queue:
     """Messages between fetching and handling.
 
     `in_flight` counts what is ready, waiting behind a running message, or running: the prefetch bound applies to it.
-    `blocked` counts what waits behind a key that waits for its retry, or for its rate (`held` counts these). It has a
-    bound of its own, so one stuck key does not stop the others.
+    `blocked` counts what waits behind a key that waits for its retry, for its rate (`held` counts these), or for a
+    message of a partition before (`behind_seam`). It has a bound of its own, so one stuck key does not stop the others,
+    and what waits for a partition before takes no room from that.
     """
 
     def __init__(self, *, is_ordered: bool, is_serial: bool = False, prefetch: int = 2000) -> None:
@@ -51,6 +52,7 @@ class Queue:
         self._on_rest: Callable[[], None] = lambda: None
         self.held = 0
         self.in_flight = 0
+        self.behind_seam = 0
         self.blocked = 0
         self.behind = 0
         self._slots = 0
@@ -84,7 +86,7 @@ class Queue:
             return
         flows, is_ordered, is_serial = lane.flows, self.is_ordered, self._is_serial
         waiting = flows.waiting
-        is_usual = not (is_ahead or flows.parked or flows.held or flows.resting)
+        is_usual = not (is_ahead or flows.parked or flows.held or flows.resting or flows.seam_keys)
         self.in_flight += len(messages)
         for message in messages:
             if is_serial:
@@ -119,12 +121,18 @@ class Queue:
             self.in_flight -= 1
             return
         flows.put_behind(key, message)
+        self._wait_behind(flows, key, 1)
+
+    def _wait_behind(self, flows: Flows, key: bytes, count: int) -> None:
+        """So many messages wait behind a key in memory."""
         if key in flows.parked:
-            self._block(1)
+            self._block(count)
         elif key in flows.held:
-            self._hold(1)
+            self._hold(count)
+        elif key in flows.seam_keys:
+            self._wait_for_seam(count)
         else:
-            self.behind += 1
+            self.behind += count
 
     def _add_named(
         self, lane: Lane, messages: Sequence[Message], ready: deque[Any], names: FlowNames, *, is_ahead: bool
@@ -258,7 +266,8 @@ class Queue:
 
     def _is_far(self, flows: Flows, key: bytes, flow: KeyFlow) -> bool:
         """Whether one more message behind a key is kept only as an id."""
-        return len(flow) >= FEW or self.behind >= self._memory or key in flows.parked or key in flows.held
+        is_stuck = key in flows.parked or key in flows.held or key in flows.seam_keys
+        return is_stuck or len(flow) >= FEW or self.behind >= self._memory
 
     @staticmethod
     def far(lanes: Iterable[Lane]) -> int:
@@ -362,12 +371,7 @@ class Queue:
         flow.extend(messages)
         lane.in_flight.update([message.entry_id for message in messages])
         self.in_flight += len(messages)
-        if key in flows.parked:
-            self._block(len(messages))
-        elif key in flows.held:
-            self._hold(len(messages))
-        else:
-            self.behind += len(messages)
+        self._wait_behind(flows, key, len(messages))
         if flows.end_drought(key):
             self.release(lane, key)
             flows.leave_alone(key)
@@ -452,8 +456,10 @@ class Queue:
         for_time = sum(len(each.resting) + each.far_behind(each.resting.keys) for each in flows)
         far = sum(each.far - each.named.count for each in flows) - for_retry - for_rate - for_time
         return {
-            "key": max(0, self.behind) + max(0, far),
-            "retry": max(0, self.blocked - self.held) + for_retry + sum(len(each.emptied) for each in flows),
+            "key": max(0, self.behind) + max(0, self.behind_seam) + max(0, far),
+            "retry": max(0, self.blocked - self.held - self.behind_seam)
+            + for_retry
+            + sum(len(each.emptied) for each in flows),
             "rate": self.limited + for_rate + sum(count for name, count in self.far_in(flows) if self._waits_for(name)),
             "time": for_time,
         }
@@ -819,6 +825,13 @@ class Queue:
         if flows.thin:
             self._on_thin()
 
+    def let_key_go(self, lane: Lane, key: bytes) -> None:
+        """A key is free in the partitions before: the first message that has waited for that starts."""
+        waited = lane.flows.free_before(key)
+        self.behind += waited
+        self._wait_for_seam(-waited)
+        self.release(lane, key)
+
     def take_behind(self, lane: Lane, key: bytes, most: int) -> list[Message]:
         """Up to so many next messages of a key, to be handled with the one that holds it."""
         taken = lane.flows.take_behind(key, most)
@@ -967,6 +980,9 @@ class Queue:
         elif key in lane.flows.held:
             self.blocked -= count
             self.held -= count
+        elif key in lane.flows.seam_keys:
+            self.blocked -= count
+            self.behind_seam -= count
         else:
             self.in_flight -= count
             self.behind -= count
@@ -1000,6 +1016,10 @@ class Queue:
 
     def _hold(self, count: int) -> None:
         self.held += count
+        self._block(count)
+
+    def _wait_for_seam(self, count: int) -> None:
+        self.behind_seam += count
         self._block(count)
 
     def _block(self, count: int) -> None:
