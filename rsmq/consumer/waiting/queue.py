@@ -622,7 +622,7 @@ class Queue:
     def _rests(self, times: StartTimes, message: Message, lane: Lane) -> bool:
         """Whether a message that was taken may not start yet: then it waits."""
         resting, entry_id = lane.flows.resting, message.entry_id
-        due = resting.due_of(entry_id, times.now_ms()) if resting.known else None
+        due = resting.due_of(entry_id) if resting.known else None
         is_known = due is not None
         if entry_id in resting.excused:
             return False
@@ -631,7 +631,9 @@ class Queue:
         if due is None:
             return False
         self._rest(message, lane)
-        if not is_known:
+        if is_known:
+            resting.look_in(0)
+        else:
             resting.note(entry_id, due)
         self._on_rest()
         return True

@@ -95,14 +95,16 @@ class Resting:
             self.excused.add(entry_id)
         return key
 
-    def due_of(self, entry_id: bytes, now_ms: int) -> float | None:
-        """When the last owner let a message start, if that is still to come. It was excused if it was rescheduled."""
+    def due_of(self, entry_id: bytes) -> float | None:
+        """When the last owner let a message start; None: the server has no time for it, or has named it as due.
+
+        A time that is over counts, too: it may have been rescheduled since it was read, so the server is asked. What
+        was named as rescheduled is excused.
+        """
         due = self.known.pop(entry_id, None)
-        if due is None or due > now_ms:
-            return due
-        if due == -1 or due % 1:
+        if due == -1:
             self.excused.add(entry_id)
-        return None
+        return due if due is not None and due > 0 else None
 
     def look_in(self, seconds: float) -> None:
         """Ask the server again in so many seconds."""
