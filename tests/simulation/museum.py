@@ -152,8 +152,14 @@ EXHIBITS: Final = (
     noted(
         "a cancelled message without a result",
         "its publisher waits in vain",
-        "redis/lua/consumer/settle_cancelled.lua",
-        "if entry then keep_failure(KEYS[1], ARGV[3], entry[2], 'cancelled', 'it was cancelled') end\n",
+        "redis/lua/shared/end_cancelled.lua",
+        "if entry then keep_failure(stream, group, entry[2], 'cancelled', 'it was cancelled') end\n",
+    ),
+    noted(
+        "a cancelled message keeps steps",
+        "steps and progress of a message that is cancelled before its second attempt stay",
+        "redis/lua/shared/end_cancelled.lua",
+        "  take_notes(stream, group, id)\n",
     ),
     left_out(
         "handled members of a batch are missing", "consumer/settle_members", "leave_batch(KEYS[1], ARGV[2], leaving)\n"
@@ -173,8 +179,8 @@ EXHIBITS: Final = (
     ),
     left_out(
         "messages that are cancelled before they start are missing in their batch",
-        "consumer/settle_cancelled",
-        "if member then leave_batch(KEYS[1], ARGV[3], { { member, 'cancelled', '' } }) end",
+        "shared/end_cancelled",
+        "if member then leave_batch(stream, group, { { member, 'cancelled', '' } }) end",
         lambda plan: plan.cancels > 0,
     ),
     left_out(
@@ -505,10 +511,18 @@ EXHIBITS: Final = (
         needs=lambda plan: bool(plan.moves),
     ),
     bug(
+        "a time that is over is not asked about again",
+        "a message starts at its old time if it was rescheduled after its new owner had read all times",
+        "consumer/waiting/queue.py",
+        "        is_known = due is not None\n",
+        "        due = None if due is not None and due <= times.now_ms() else due\n        is_known = due is not None\n",
+        needs=lambda plan: bool(plan.moves),
+    ),
+    bug(
         "a cancelled message is not noted",
         "a message that its owner has taken out of its queue is neither cancelled nor handled",
-        "redis/lua/consumer/settle_cancelled.lua",
-        "redis.call('ZADD', KEYS[5], ARGV[4]:match('^%d+'), ARGV[4])",
+        "redis/lua/shared/end_cancelled.lua",
+        "redis.call('ZADD', cancelled, id:match('^%d+'), id)",
         "",
         needs=lambda plan: bool(plan.cancels),
     ),

@@ -6,7 +6,7 @@
 -- WHY      One call acknowledges it and notes that it was cancelled, so it is never neither. Only the owner calls this,
 --          for what it does not start any more, so it is never both. A second call finds it done.
 --          What is a member of a batch leaves it with this call, and who waits for its result hears of it.
--- USES     may_write, can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     may_write, can_write, take_notes, keep_failure, batch_field, batch_keys, fire_batch, count_batch, leave_batch, end_cancelled
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -15,12 +15,7 @@ local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if ARGV[2] == '' and (not row or row[2] ~= ARGV[1]) then return { 'NOT_PENDING' } end
 can_write('XACK', KEYS[1], 'ZREM', KEYS[3], 'HDEL', KEYS[4], 'ZADD', KEYS[5])
 local entry = redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])[1]
-local member = entry and batch_field(entry[2])
 redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])
-if member then leave_batch(KEYS[1], ARGV[3], { { member, 'cancelled', '' } }) end
-if entry then keep_failure(KEYS[1], ARGV[3], entry[2], 'cancelled', 'it was cancelled') end
-take_notes(KEYS[1], ARGV[3], ARGV[4])
 if row then redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. row[4]) end
-redis.call('HDEL', KEYS[4], ARGV[4])
-redis.call('ZADD', KEYS[5], ARGV[4]:match('^%d+'), ARGV[4])
+end_cancelled(KEYS[1], ARGV[3], ARGV[4], entry, KEYS[4], KEYS[5])
 return { 'OK' }

@@ -14,7 +14,7 @@
 --          attempt. No more than now is asked for: the clock may have been set back. To cancel the first message makes
 --          it due, so that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not
 --          pending or not delivered is treated as by read_again.
--- USES     bury_lost, count_call, dict, order, may_write, can_write, keep_failure, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch
+-- USES     bury_lost, count_call, dict, order, may_write, can_write, keep_failure, take_notes, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch, end_cancelled
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 may_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
@@ -56,11 +56,7 @@ for i = from, #ARGV do
   local is_marked = may_be_cancelled and (redis.call('HGET', KEYS[5], id) or redis.call('ZSCORE', KEYS[6], id))
   if is_marked or may_be_cancelled and is_batch_cancelled(KEYS[5], entry) then
     settle(id, row, 'CANCELLED')
-    local member = entry and batch_field(entry[2])
-    if member then leave_batch(KEYS[1], ARGV[3], { { member, 'cancelled', '' } }) end
-    if entry then keep_failure(KEYS[1], ARGV[3], entry[2], 'cancelled', 'it was cancelled') end
-    redis.call('HDEL', KEYS[5], id)
-    redis.call('ZADD', KEYS[6], id:match('^%d+'), id)
+    end_cancelled(KEYS[1], ARGV[3], id, entry, KEYS[5], KEYS[6])
   elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then
     settle(id, row, 'TRIMMED')
   elseif not entry then
