@@ -515,7 +515,7 @@ EXHIBITS: Final = (
         "a message starts at its old time if it was rescheduled after its new owner had read all times",
         "consumer/waiting/queue.py",
         "        is_known = due is not None\n",
-        "        due = None if due is not None and due <= times.now_ms() else due\n        is_known = due is not None\n",
+        "        due = None if due and due <= times.now_ms() else due\n        is_known = due is not None\n",
         needs=lambda plan: bool(plan.moves),
     ),
     bug(
