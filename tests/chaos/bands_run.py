@@ -6,7 +6,9 @@ none is lost, none is handled twice, and those of a key come in their order. Wit
 from 4 to 8 and to 24 partitions, with its bands; with `--resize --plain` it has none. With `--kills` a worker that has
 handled messages is killed (SIGKILL) and replaced so many times: what it had may be handled again, and still nothing
 overtakes. With `--groups` three groups get all: one is read all the time, one is paused until the first resize has
-ended, and one has no member until then. With `--cluster` the server is a cluster, and its slots move meanwhile.
+ended, and one has no member until then. With `--cluster` the server is a cluster, and its slots move meanwhile. With
+`--sentinel` its master is killed or paused again and again, half of the times while the topic grows, and another one
+takes its place: each message waits for a replica, and what none has confirmed may be lost.
 """
 
 from __future__ import annotations
@@ -24,21 +26,24 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 
-from rsmq import Broker, Message, Settings
+from rsmq import Broker, BrokerError, Message, Settings
 from rsmq.redis.streams import groups_of
 from rsmq.testing.server import ThrowawayServer
 from tests.cluster.cluster import Cluster
+from tests.sentinel.sentinels import Sentinels, replace_master
+from tests.servers import wait_until
 
+T = TypeVar("T")
 TOPIC: Final = "work"
 GROUP: Final = "workers"
 PAUSED: Final = "paused"
@@ -56,6 +61,12 @@ MOST_UNREAD: Final = 20_000
 RECORD: Final = struct.Struct("<dHI")
 """When it was handled, its key, and its number among the messages of the key."""
 UNKNOWN: Final = 0xFF
+IN_DOUBT: Final = 0xFE
+"""The worker of what was handled shortly before a master was lost, or before there was another one: it may be handled
+again, because the server has forgotten that it was settled."""
+FORGOTTEN: Final = 2.0
+"""Seconds before a loss, and after it, in which that holds."""
+REPORT_SECONDS: Final = 30.0
 SIZES: Final = (8, 24)
 LEASE: Final = timedelta(seconds=30)
 """A machine that is busy with something else must not make a worker lose its lease: then messages come again."""
@@ -65,9 +76,10 @@ console = Console(highlight=False, soft_wrap=True)
 
 @dataclass(slots=True)
 class BandsVerdict:
-    """What became of the messages. `again`: handled again after a kill, which is allowed. `lost_leases`: how often a
-    live worker has lost one, which explains messages that came twice. `kills`: workers that were killed after they had
-    handled messages. `unread`: how many messages each group had not handled when each resize ended."""
+    """What became of the messages. `again`: handled again after a kill or a failover, which is allowed. `lost_leases`:
+    how often a live worker has lost one, which explains messages that came twice. `kills`: workers that were killed
+    after they had handled messages. `unconfirmed`: messages that no replica has confirmed, so they may be lost.
+    `unread`: how many messages each group had not handled when each resize ended."""
 
     messages: int
     lost: int = 0
@@ -77,6 +89,8 @@ class BandsVerdict:
     unsettled: int = 0
     lost_leases: int = 0
     moved: int = 0
+    failovers: int = 0
+    unconfirmed: int = 0
     kills: int = 0
     unread: list[dict[str, int]] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
@@ -91,7 +105,8 @@ class BandsVerdict:
         faults = f"{self.kills} kills, {self.again} handled again after one, {self.lost_leases} leases lost"
         waited = ", ".join(f"{number} of {group}" for each in self.unread for group, number in each.items())
         seams = f"; not handled when a resize ended: {waited}" if self.unread else ""
-        return f"{self.messages} messages: {counts}; {faults}, {self.moved} slots moved{seams}"
+        masters = f", {self.failovers} masters lost, {self.unconfirmed} messages unconfirmed" if self.failovers else ""
+        return f"{self.messages} messages: {counts}; {faults}, {self.moved} slots moved{masters}{seams}"
 
     def add(self, other: BandsVerdict) -> None:
         """Add the verdict over another group."""
@@ -100,9 +115,14 @@ class BandsVerdict:
         self.examples += other.examples
 
 
-def judge(records: Iterator[tuple[int, int, int]], sent: array[int], killed: set[int]) -> BandsVerdict:
+def judge(
+    records: Iterator[tuple[int, int, int]],
+    sent: array[int],
+    killed: set[int],
+    unconfirmed: Collection[tuple[int, int]] = (),
+) -> BandsVerdict:
     """The verdict over (worker, key, number) in the order of time. `sent`: how many messages each key had. A worker in
-    `killed` may leave messages that are handled again."""
+    `killed` may leave messages that are handled again. Those of `unconfirmed`, each a key and a number, may be lost."""
     verdict = BandsVerdict(sum(sent))
     handlers = [bytearray([UNKNOWN]) * count for count in sent]
     newest = array("l", [-1]) * len(sent)
@@ -119,7 +139,13 @@ def judge(records: Iterator[tuple[int, int, int]], sent: array[int], killed: set
         handlers[key][number] = worker
         newest[key] = max(newest[key], number)
     verdict.lost = sum(each.count(UNKNOWN) for each in handlers)
+    verdict.lost -= sum(handlers[key][number] == UNKNOWN for key, number in unconfirmed)
     return verdict
+
+
+def doubt(worker: int, at: float, losses: Collection[tuple[float, float]]) -> int:
+    """The worker of a record, or IN_DOUBT. `losses`: when each master was lost, and when there was another one."""
+    return IN_DOUBT if any(lost - FORGOTTEN <= at <= ended + FORGOTTEN for lost, ended in losses) else worker
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -203,7 +229,10 @@ class BandsRun:
         *,
         has_bands: bool = True,
         has_groups: bool = False,
+        has_replicas: bool = False,
     ) -> None:
+        self._has_replicas = has_replicas
+        self._unconfirmed = set[tuple[int, int]]()
         self._has_bands = has_bands
         self._groups = (GROUP, PAUSED, ABSENT) if has_groups else (GROUP,)
         self._unread = list[dict[str, int]]()
@@ -217,6 +246,8 @@ class BandsRun:
         self._killed = set[int]()
         self.published = 0
         self.moved = 0
+        self.losses = list[tuple[float, float]]()
+        self.is_resizing = False
 
     @property
     def names(self) -> list[str]:
@@ -243,22 +274,25 @@ class BandsRun:
                 while not self.handled:  # workers take a second to start
                     await asyncio.sleep(0.01)
                 if self._has_bands:
-                    await self._broker.topics.set_bands(TOPIC, BANDS)
-                    while (await self._broker.topics.existing(TOPIC)).layout.waits:
+                    await self._ask(lambda: self._broker.topics.set_bands(TOPIC, BANDS))
+                    while (await self._ask(lambda: self._broker.topics.existing(TOPIC))).layout.waits:
                         await self._publish(SLOW_CHUNK, [1])
                         await asyncio.sleep(0.01)
                 bands, sizes = [0, 1, 2] if self._has_bands else [1], list(self._sizes)
                 wanted = self._messages
                 while sizes or self.published < wanted:
-                    is_resizing = bool(sizes) and self.published >= wanted * (1 - len(sizes) / (len(self._sizes) + 1))
-                    await self._publish(SLOW_CHUNK if is_resizing else min(CHUNK, wanted - self.published), bands)
-                    if is_resizing:  # slower: it waits for killed members, and until all of before is handled
+                    begins = wanted * (1 - len(sizes) / (len(self._sizes) + 1))
+                    self.is_resizing = bool(sizes) and self.published >= begins
+                    await self._publish(SLOW_CHUNK if self.is_resizing else min(CHUNK, wanted - self.published), bands)
+                    if self.is_resizing:  # slower: it waits for killed members, and until all of before is handled
                         await asyncio.sleep(0.01)
                         await self._resize(sizes)
                         wanted = max(self._messages, self.published + self._messages // 6)
                     if self._is_due():
                         await self._replace_one()
-                while (left := await self._unsettled()) and any(each.process.poll() is None for each in self._workers):
+                while (left := await self._ask(self._unsettled)) and any(
+                    each.process.poll() is None for each in self._workers
+                ):
                     await asyncio.sleep(0.2)
         finally:
             for worker in self._workers:
@@ -268,7 +302,9 @@ class BandsRun:
         verdict = BandsVerdict(0)
         for group in self._groups:
             found = heapq.merge(*(each.records(group) for each in self._workers))
-            verdict.add(judge(((worker, key, number) for _, worker, key, number in found), self._sent, self._killed))
+            records = ((doubt(worker, at, self.losses), key, number) for at, worker, key, number in found)
+            verdict.add(judge(records, self._sent, self._killed | {IN_DOUBT}, self._unconfirmed))
+        verdict.failovers, verdict.unconfirmed = len(self.losses), len(self._unconfirmed)
         verdict.unsettled, verdict.unread = left, self._unread
         verdict.moved, verdict.kills = self.moved, len(self._killed)
         verdict.lost_leases = (self._folder / "log").read_text(errors="replace").count("lost <Lane")
@@ -288,12 +324,12 @@ class BandsRun:
 
     async def _resize(self, sizes: list[int]) -> None:
         """Begin or repeat the next resize. When it has ended, the other groups begin to read."""
-        if (await self._broker.topics.resize(TOPIC, sizes[0])).partitions != sizes[0]:
+        if (await self._ask(lambda: self._broker.topics.resize(TOPIC, sizes[0]))).partitions != sizes[0]:
             return
         sizes.pop(0)
         self._unread.append({group: max(0, self.published - self._handled(group)) for group in self._groups})
         if len(self._groups) > 1 and len(self._unread) == 1:
-            await self._broker.resume_group(TOPIC, PAUSED)
+            await self._ask(lambda: self._broker.resume_group(TOPIC, PAUSED))
             self._start((ABSENT,))
 
     def _start(self, groups: tuple[str, ...]) -> None:
@@ -310,10 +346,35 @@ class BandsRun:
                 self._sent[key] += 1
             texts = [f"{key} {number}" for key, number in chunk]
             where = {} if bands == [1] else {"band": BANDS[band]}
-            await self._broker.publish_many(TOPIC, texts, key=lambda each: each.partition(" ")[0], **where)
+            if self._has_replicas:
+                several = [
+                    self._broker.publish(TOPIC, each, key=each.partition(" ")[0], wait_replicas=1, **where)
+                    for each in texts
+                ]
+                self._note(chunk, await asyncio.gather(*several, return_exceptions=True))
+            else:
+                await self._broker.publish_many(TOPIC, texts, key=lambda each: each.partition(" ")[0], **where)
             self.published += len(chunk)
             while self.published - self.handled > MOST_UNREAD:
                 await asyncio.sleep(0.01)
+
+    def _note(self, chunk: list[tuple[int, int]], replies: list[Any]) -> None:
+        """Note what no replica has confirmed."""
+        for each, reply in zip(chunk, replies, strict=True):
+            if isinstance(reply, BrokerError):
+                self._unconfirmed.add(each)
+            elif isinstance(reply, BaseException):
+                raise reply
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call, which is repeated while a master is lost."""
+        while True:
+            try:
+                return await call()
+            except BrokerError:
+                if not self._has_replicas:
+                    raise
+                await asyncio.sleep(0.05)
 
     def _is_due(self) -> bool:
         """Whether a worker is to be killed now: spread over the run."""
@@ -350,31 +411,40 @@ async def main(
     has_bands: bool = True,
     has_groups: bool = False,
     on_cluster: bool = False,
+    on_sentinel: bool = False,
 ) -> BandsVerdict:
-    """One run on a server, or a cluster, of its own, with a bar."""
+    """One run on a server, a cluster, or a master with replicas, of its own, with a bar, or a line now and then."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
         cluster = stack.enter_context(Cluster()) if on_cluster else None
-        server = cluster or stack.enter_context(ThrowawayServer())
-        run = BandsRun(server.url, folder, messages, kills, seed, sizes, has_bands=has_bands, has_groups=has_groups)
+        sentinels = stack.enter_context(Sentinels()) if on_sentinel else None
+        server = cluster or sentinels or stack.enter_context(ThrowawayServer())
+        what = {"has_bands": has_bands, "has_groups": has_groups, "has_replicas": on_sentinel}
+        run = BandsRun(server.url, folder, messages, kills, seed, sizes, **what)
         progress = stack.enter_context(Progress(console=console, transient=True))
         bar = progress.add_task("handled", total=messages)
 
         async def show() -> None:
             while True:
                 progress.update(bar, completed=run.handled)
-                await asyncio.sleep(0.5)
+                if not console.is_terminal:
+                    console.print(f"{run.handled} of {messages} handled")
+                await asyncio.sleep(0.5 if console.is_terminal else REPORT_SECONDS)
 
         tasks = [asyncio.create_task(show())]
         if cluster is not None:
             tasks.append(asyncio.create_task(move_slots(cluster, run, random.Random(seed))))
+        if sentinels is not None:
+            tasks.append(asyncio.create_task(lose_masters(sentinels, run, random.Random(seed))))
         try:
             return await run.run()
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for ended in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(ended, Exception):  # the faults have ended before the run
+                    raise ended
 
 
 async def move_slots(cluster: Cluster, run: BandsRun, chance: random.Random) -> None:
@@ -383,6 +453,20 @@ async def move_slots(cluster: Cluster, run: BandsRun, chance: random.Random) -> 
         await asyncio.sleep(chance.uniform(0.2, 1.0))
         await asyncio.to_thread(cluster.migrate, chance.choice(run.names))
         run.moved += 1
+
+
+async def lose_masters(sentinels: Sentinels, run: BandsRun, chance: random.Random) -> None:
+    """One master after the other is lost, at random moments, or as soon as the topic grows."""
+    while True:
+        until = time.monotonic() + chance.uniform(2.0, 10.0)
+        is_for_resize = chance.random() < 0.5
+        while not run.handled or (time.monotonic() < until and not (is_for_resize and run.is_resizing)):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(chance.uniform(0, 0.2))
+        lost = time.monotonic()
+        await replace_master(sentinels, chance.choice(("kill", "pause")))
+        run.losses.append((lost, time.monotonic()))
+        await asyncio.to_thread(wait_until, sentinels.is_whole, "both others are its replicas", 60)
 
 
 def command() -> int:
@@ -399,12 +483,16 @@ def command() -> int:
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--group", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--cluster", action="store_true", help="a cluster of six nodes, whose slots move")
+    parser.add_argument("--sentinel", action="store_true", help="a master with two replicas, which is lost repeatedly")
     chosen: Any = parser.parse_args()
+    if chosen.cluster and chosen.sentinel:
+        parser.error("give --cluster or --sentinel")
     if chosen.work_for:
         asyncio.run(work(chosen.work_for, chosen.file, chosen.group))
         return 0
     sizes, has_bands = SIZES if chosen.resize else (), not (chosen.resize and chosen.plain)
-    how = {"has_bands": has_bands, "has_groups": chosen.groups, "on_cluster": chosen.cluster}
+    how = {"has_bands": has_bands, "has_groups": chosen.groups}
+    how |= {"on_cluster": chosen.cluster, "on_sentinel": chosen.sentinel}
     verdict = asyncio.run(main(chosen.messages, chosen.kills, chosen.seed, chosen.keep, sizes, **how))
     for example in verdict.examples[:10]:
         console.print(f"  {example}")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from pathlib import Path
 
-from tests.chaos.bands_run import SIZES, judge, main
+import pytest
+
+from tests.chaos.bands_run import IN_DOUBT, SIZES, doubt, judge, main
+
+LONG = pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="runs with `make chaos`")
 
 
 def test_a_verdict_counts_what_is_lost_doubled_and_out_of_order() -> None:
@@ -17,6 +22,25 @@ def test_a_verdict_counts_what_is_lost_doubled_and_out_of_order() -> None:
     assert (bad.lost, bad.doubled, bad.reordered, bad.is_good) == (1, 1, 1, False)
     killed = judge(iter([(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 1, 0), (1, 1, 1)]), sent, {0})
     assert (killed.is_good, killed.again) == (True, 2)
+
+
+def test_after_a_lost_master_only_what_was_handled_shortly_before_may_come_again() -> None:
+    """And only what no replica has confirmed may be lost."""
+    losses, sent = [(100.0, 103.0)], array("l", [3])
+    assert [doubt(7, at, losses) for at in (90.0, 99.0, 102.0, 104.0, 110.0)] == [7, IN_DOUBT, IN_DOUBT, IN_DOUBT, 7]
+    records = [(0, 0, 0), (IN_DOUBT, 0, 1), (1, 0, 1)]
+    good = judge(iter(records), sent, {IN_DOUBT}, {(0, 2)})
+    assert (good.is_good, good.again) == (True, 1)
+    bad = judge(iter([*records, (1, 0, 0)]), sent, {IN_DOUBT}, {(0, 1)})
+    assert (bad.lost, bad.doubled) == (1, 1)
+
+
+@LONG
+async def test_a_topic_that_is_resized_while_masters_are_lost_loses_and_reorders_nothing(tmp_path: Path) -> None:
+    """The small form of `python -m tests.chaos.bands_run --resize --sentinel`, with a kill."""
+    verdict = await main(6000, 1, 1, tmp_path, SIZES, on_sentinel=True)
+    assert verdict.is_good, f"{verdict} {verdict.examples[:5]}"
+    assert verdict.failovers
 
 
 async def test_a_topic_with_bands_that_is_resized_while_workers_run_loses_and_reorders_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
 
+import anyio
+import anyio.to_thread
 import redis
 
 from rsmq.testing.proxy import Proxy
@@ -123,6 +125,26 @@ class Sentinels:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
+
+
+async def switched(sentinels: Sentinels, before: int) -> int:
+    """Wait until all sentinels send clients elsewhere; returns where."""
+    port = before
+    with anyio.fail_after(30):
+        while port in (0, before):
+            port = await anyio.to_thread.run_sync(sentinels.master_port)
+            await anyio.sleep(0.05)
+    return port
+
+
+async def replace_master(sentinels: Sentinels, how: str) -> None:
+    """The master is lost (`how`: kill or pause), and another one takes its place. It comes back as a replica: else no
+    publish would be confirmed by one after the next time."""
+    before = await switched(sentinels, 0)
+    victim = next(member for member in sentinels.members if member.port == before)
+    getattr(victim, how)()
+    await switched(sentinels, before)
+    await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
 
 
 class Border(Proxy):

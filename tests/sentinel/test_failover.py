@@ -20,7 +20,7 @@ from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.patience import until
-from tests.sentinel.sentinels import NAME, Border, Sentinels
+from tests.sentinel.sentinels import NAME, Border, Sentinels, replace_master, switched
 from tests.servers import Server, wait_until
 
 pytestmark = pytest.mark.chaos
@@ -47,16 +47,6 @@ async def bordered() -> AsyncIterator[tuple[Sentinels, Border]]:
             finally:
                 border.heal()
                 await anyio.to_thread.run_sync(running.__exit__, None, None, None)
-
-
-async def switched(sentinels: Sentinels, before: int) -> int:
-    """Wait until all sentinels send clients elsewhere; returns where."""
-    port = before
-    with anyio.fail_after(30):
-        while port in (0, before):
-            port = await anyio.to_thread.run_sync(sentinels.master_port)
-            await anyio.sleep(0.05)
-    return port
 
 
 async def test_a_cut_off_master_is_left(bordered: tuple[Sentinels, Border], prefix: str) -> None:
@@ -150,16 +140,11 @@ async def lose_two_masters(scene: Replicated, sentinels: Sentinels, how: str, *,
             await scene.handles(150)
             scene.excuse("the master was lost")
             scene.history.rewound = "the master was lost"  # with it what had been settled a moment before
-            before = await anyio.to_thread.run_sync(sentinels.master_port)
-            victim = next(member for member in sentinels.members if member.port == before)
             async with anyio.create_task_group() as both:
                 if grows:
                     both.start_soon(scene.resize, 2)
                     await anyio.sleep(scene.random.uniform(0, 0.1))
-                getattr(victim, how)()
-                await switched(sentinels, before)
-                # it comes back as a replica: else no publish would be confirmed by one after the next time
-                await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
+                await replace_master(sentinels, how)
             await scene.handles(300)
             await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
     verdict = await scene.verdict(seconds=60)
