@@ -12,6 +12,7 @@ from rsmq.consumer.owning import rebalancer
 from rsmq.consumer.reading.fetcher import Fetcher
 from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.waiting.lane import Lane
+from rsmq.model.page_limit import PageLimit
 from tests.contract.witness import lanes
 from tests.patience import until
 
@@ -72,6 +73,23 @@ async def test_a_partition_with_a_backlog_among_many_idle_ones_is_read_in_large_
         assert counts.count(1) >= 4_000 // 256 - 1
         assert (1, 1) not in pairwise(counts)
         assert len(counts) < 100
+
+
+async def test_a_partition_with_a_backlog_has_its_turn_while_pages_are_small(broker: Broker) -> None:
+    """After a server that breaks off again and again, a read names a few partitions only: each has its turn."""
+    seen = list[int]()
+
+    @broker.handler("t", group="g", batch=500)
+    async def handle(payloads: list[int]) -> None:
+        seen.extend(payloads)
+
+    async with broker.running():
+        await until(lambda: len(lanes(broker)) == PARTITIONS, "it has all")
+        limit = broker.client.page_limit = PageLimit(lambda: 0.0)  # its clock stands still: pages stay small
+        for _ in range(7):
+            limit.broke(limit.part, "a restart")
+        await broker.publish_many("t", range(50), key=lambda _: "one")
+        await until(lambda: len(seen) == 50, "all are handled")
 
 
 async def test_leases_that_are_granted_together_interrupt_the_fetcher_once(

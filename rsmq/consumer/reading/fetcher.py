@@ -79,7 +79,11 @@ class Fetcher:
         self._key = "" if partition is None else context.keys.stream(context.topic.name, partition)
         self._connection = RawConnection(self._client.node_for(self._key))
         self._full = set[int]()  # partitions of which more was there than the last read took, while handlers wait
-        self._turn, self._mean_size = 0, float(FIRST_SIZE)
+        self._turn = 0
+        """How often some of the lanes were read because more was there than a read takes."""
+        self._last_of_few = -1
+        """The last partition of the last read that had to leave out some, because its page was small."""
+        self._mean_size = float(FIRST_SIZE)
         self._changed = asyncio.Event()
         self._read_by, self._read_of = "", list[Lane]()  # the read that is not answered yet: connection and lanes
         self._blocked = False
@@ -350,9 +354,10 @@ class Fetcher:
         """All of them, or in turn as many as a page may have entries, where large pages break."""
         if len(lanes) <= aim or self._client.page_limit.part == 1:
             return lanes
-        self._turn += 1
-        first = self._turn * aim % len(lanes)
-        return [*lanes[first:], *lanes[:first]][:aim]
+        last = self._last_of_few
+        few = sorted(lanes, key=lambda lane: (lane.partition <= last, lane.partition))[:aim]
+        self._last_of_few = few[-1].partition
+        return few
 
     async def _read(self, lanes: list[Lane], aim: int, *, is_ahead: bool = False) -> None:
         lanes = self._in_turn(lanes, aim)
