@@ -36,6 +36,9 @@ STEPS = st.lists(
                 "finish",
                 "park",
                 "resume",
+                "ask_bodies",
+                "answer_bodies",
+                "move",
                 "hold",
                 "let_go",
                 "withdraw",
@@ -88,7 +91,8 @@ class History:
         self.cancelled = set[bytes]()
         self.page: IdPage | None = None
         self.running: list[Message] = []
-        self.parked: list[tuple[Message, Message]] = []
+        self.parked: list[Message] = []
+        self.bodies: list[bytes] = []
         self.held: list[Message] = []
         self.offered: dict[bytes, list[Message]] = defaultdict(list)
         self.number = 0
@@ -112,8 +116,8 @@ class History:
     def cancel(self, choice: int) -> None:
         """Messages are cancelled: those in memory at once, the others when they are read again."""
         ids = [each for row in self.offered.values() for each in row[choice : choice + 1]]
-        started = {*self.running, *[message for _, message in self.parked], *self.held}
-        wanted = {message.entry_id for message in ids if message not in started}
+        started = {each.entry_id for each in (*self.running, *self.lane.flows.parked.values(), *self.held)}
+        wanted = {message.entry_id for message in ids if message.entry_id not in started}
         for entry_id in self.queue.cancel(self.lane, wanted):
             self.lane.in_flight.discard(entry_id)
             self._gone(self.stored[entry_id])
@@ -148,8 +152,9 @@ class History:
     def _started(self, message: Message) -> None:
         self.running.append(message)
         key = message.routing_key
+        assert message.data == b"x", "it started without its body"
         if key is not None:
-            assert self.offered[key][0] is message, "a later message of a key started first"
+            assert self.offered[key][0].entry_id == message.entry_id, "a later message of a key started first"
             assert sum(other.routing_key == key for other in self.running) == 1, "two of one key run at once"
         assert sum(other.is_suspect for other in self.running) <= 1, "two suspects run at once"
 
@@ -166,15 +171,32 @@ class History:
         if keyed:
             message = keyed[choice % len(keyed)]
             self.running.remove(message)
-            self.parked.append((self.queue.park(message, self.lane), message))
+            self.parked.append(self.queue.park(message, self.lane))
 
     def resume(self, choice: int) -> None:
-        """A retry is due. If its message has left its body, that is read first."""
+        """A retry is due. If its message has left its body, that is to be read first."""
         if self.parked:
-            parked, message = self.parked.pop(choice % len(self.parked))
-            self.queue.resume(parked, self.lane, message)
-            for entry_id in self.queue.due(self.lane, 1):
-                self.queue.fill_body(self.lane, entry_id, None)
+            parked = self.parked.pop(choice % len(self.parked))
+            self.queue.resume(parked, self.lane, parked.again())
+
+    def ask_bodies(self, choice: int) -> None:
+        """Bodies of retries are asked for."""
+        self.bodies = self.bodies or self.queue.due(self.lane, 1 + choice)
+
+    def answer_bodies(self, _: int) -> None:
+        """They are there, also of those that were rescheduled meanwhile."""
+        for entry_id in self.bodies:
+            key = self.stored[entry_id].routing_key or b""
+            self.queue.fill_body(self.lane, entry_id, [b"data", b"x", b"key", key])
+        self.bodies.clear()
+
+    def move(self, choice: int) -> None:
+        """A retry is rescheduled, also one that is due and whose body is being read."""
+        ids = {each.entry_id for each in list(self.lane.flows.parked.values())[choice : choice + 1]}
+        copies = self.lane.flows.stop_timers(ids)
+        self.parked = [each for each in self.parked if each.entry_id not in ids] + copies
+        for each in copies:
+            self.lane.flows.timed(each.entry_id)
 
     def hold(self, _: int) -> None:
         """The key of the next one has used up its rate."""
@@ -192,18 +214,19 @@ class History:
         """The lane is handed over: only what runs remains."""
         far = set(self.lane.flows.far_ids())
         assert far >= {entry_id for entry_id, _ in self.lane.flows.unsure()}
+        for message in list(self.lane.flows.parked.values()):
+            self._gone(message)
         for message in [*self.queue.withdraw(self.lane), *map(self.stored.__getitem__, far)]:
             self._gone(message)
-        for _, message in self.parked:
-            self._gone(message)
         self.parked.clear()
+        self.bodies.clear()
         for message in self.held:
             self.queue.let_go(message, self.lane)  # a timer that comes late changes nothing
         self.held.clear()
 
     def _gone(self, message: Message) -> None:
         if message.routing_key is not None:
-            self.offered[message.routing_key].remove(message)
+            self.offered[message.routing_key].remove(self.stored[message.entry_id])
 
     def check(self) -> None:
         """What is counted is what is there."""
@@ -318,7 +341,10 @@ def play(history: History, steps: list[tuple[str, int, bool]]) -> None:
         else:
             getattr(history, step)(choice)
         history.check()
-    while history.parked or history.held or history.running or history.queue.ready or history.lane.flows.far:
+    flows = history.lane.flows
+    while flows.parked or history.held or history.running or history.queue.ready or flows.far:
+        history.ask_bodies(3)
+        history.answer_bodies(3)
         history.put_aside(3)
         history.ask(0)
         history.answer(3)
@@ -330,6 +356,24 @@ def play(history: History, steps: list[tuple[str, int, bool]]) -> None:
     assert history.queue.in_flight == history.queue.blocked == 0
     assert not history.lane.flows.waiting
     assert not any(history.offered.values()), "something never ran"
+
+
+def test_a_retry_that_is_rescheduled_while_its_body_is_read_starts_with_its_body() -> None:
+    """The body comes too late for the first due time. At the second one it is read again."""
+    history = History()
+    for key in (1, 2, 3):
+        history.offer(key, False)
+        history.start()
+    for _ in range(3):
+        history.park(0)  # memory has room for two: the third one leaves its body
+    assert history.lane.flows.emptied == {b"3-0"}
+    history.resume(2)
+    history.ask_bodies(0)
+    history.move(2)
+    history.answer_bodies(0)
+    history.resume(2)
+    play(history, [])
+    assert history.stored.keys() == {b"1-0", b"2-0", b"3-0"}
 
 
 async def test_messages_behind_the_key_of_a_limited_one_are_counted_as_limited() -> None:

@@ -894,6 +894,8 @@ class Queue:
 
     def fill_body(self, lane: Lane, entry_id: bytes, fields: list[bytes] | None) -> None:
         """The body of a parked message that is due was read. None: it was deleted, which its start finds out."""
+        if entry_id not in lane.flows.bodies_wanted:  # it was rescheduled meanwhile, and has no body yet
+            return
         pair = self._end_emptied(lane, entry_id)
         if pair is None:
             return
