@@ -406,6 +406,8 @@ class Fates:
         offset = self._run.world.choices.among([-3600.0, -20.0, -2.0, 0.0, 2.0, 20.0], f"{name} offset")
         if self._run.plan.distribution == "shared":
             offset = max(offset, -20.0)  # abandoned messages are found by how long they are idle, by that clock
+        if self._run.plan.has_quiet:
+            offset = max(offset, -20.0)  # the rule names a time of that clock: it is as much later
         self.step(offset)
 
     def step(self, offset: float) -> None:
