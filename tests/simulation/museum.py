@@ -519,6 +519,14 @@ EXHIBITS: Final = (
         needs=lambda plan: bool(plan.moves),
     ),
     bug(
+        "the body of a retry that was rescheduled meanwhile counts as read",
+        "a message starts without its body, and becomes a dead letter",
+        "consumer/waiting/queue.py",
+        "        if entry_id not in lane.flows.bodies_wanted:  # it was rescheduled meanwhile, and has no body yet\n",
+        "        if False:\n",
+        needs=lambda plan: bool(plan.moves),
+    ),
+    bug(
         "a cancelled message is not noted",
         "a message that its owner has taken out of its queue is neither cancelled nor handled",
         "redis/lua/shared/end_cancelled.lua",
