@@ -96,7 +96,7 @@ class WaitPoller:
             _, wait_ms, *named = reply
             for entry_id, why in named:
                 self._queue.wake(lane, entry_id, is_rescheduled=why == RESCHEDULED, is_cancelled=why == CANCELLED)
-                resting.forget(entry_id)
+                resting.named(entry_id, is_rescheduled=why == RESCHEDULED)
             is_short = len(named) == room
             resting.look_in(SOON if is_short else wait_ms / 1000 if wait_ms >= 0 else inf)
 

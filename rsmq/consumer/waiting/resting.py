@@ -111,8 +111,14 @@ class Resting:
         self.look_at = monotonic() + seconds
 
     def forget(self, entry_id: bytes) -> None:
-        """The server has named it as due, and it was read again, or does not wait here."""
+        """It does not wait any more: the server may forget it."""
         self.forgotten[entry_id] = None
+
+    def named(self, entry_id: bytes, *, is_rescheduled: bool) -> None:
+        """The server has named it as due, and will not name it again. What was not looked at yet may start."""
+        if entry_id in self.known:
+            self.known[entry_id] = -1.0 if is_rescheduled else 0.0
+        self.forget(entry_id)
 
     # -- the server -----------------------------------------------------------------------------------------------
 
