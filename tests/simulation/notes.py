@@ -50,7 +50,8 @@ class Notes:
         async with message.step(STEP) as step:
             before = self._kept.get(name)
             if step.is_done:
-                if step.result["name"] != list(name) or (self._is_sure and step.result["by"] != before):
+                is_sure = self._is_sure and before is not None  # its writer may have died before it had the answer
+                if step.result["name"] != list(name) or (is_sure and step.result["by"] != before):
                     self._run.violate(f"the step of {name} by {before} has the result {step.result}")
                 return
             if before is not None and self._is_sure and self._owns(member, message):
