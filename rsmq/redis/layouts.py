@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Final, Protocol
 
+from tenacity import AsyncRetrying
+
+from rsmq.errors import SlotMoving
 from rsmq.model.batch_member import is_batch_mark
 from rsmq.model.keys import Keys
 from rsmq.model.layout import RESIZED, Choose, Layout, stored_distribution
@@ -118,10 +121,34 @@ async def seal(client: Client, keys: Keys, topic: LaidOut) -> str:
     return f"group {text(rest[0])} was made meanwhile" if word == b"GROUPS" else ""
 
 
-async def make_streams(client: Client, keys: Keys, topic: LaidOut) -> None:
+async def make_streams(client: Client, keys: Keys, topic: LaidOut, patience: AsyncRetrying) -> None:
     """Make the streams of the partitions that are to follow others. Those without a group have none yet."""
-    for number in topic.layout.to_seal:
+
+    async def make_one(number: int) -> str:
         await SEAL_PARTITION(client, seal_keys(keys, topic.name, topic.layout, number), ("make",))
+        return ""
+
+    await each_slot(topic.layout.to_seal, make_one, patience)
+
+
+async def each_slot(numbers: Iterable[int], call: Callable[[int], Awaitable[str]], patience: AsyncRetrying) -> str:
+    """Call it for each partition of a cluster, until one returns a text. Publishers may wait for the last one: so one
+    whose slot is moving keeps up no other, and is called again until it has moved. Raises SlotMoving at the end of the
+    patience."""
+    left = list(numbers)
+    async for attempt in patience:
+        with attempt:
+            moving: SlotMoving | None = None
+            for number in list(left):
+                try:
+                    if said := await call(number):
+                        return said
+                    left.remove(number)
+                except SlotMoving as error:
+                    moving = error
+            if moving is not None:
+                raise moving
+    return ""
 
 
 def seal_keys(keys: Keys, topic: str, layout: Layout, number: int) -> list[str]:
@@ -131,20 +158,27 @@ def seal_keys(keys: Keys, topic: str, layout: Layout, number: int) -> list[str]:
     return [keys.stream(topic, number), keys.removed(topic, number), *after]
 
 
-async def seal_by_slot(client: Client, keys: Keys, topic: LaidOut) -> str:
+async def seal_by_slot(client: Client, keys: Keys, topic: LaidOut, patience: AsyncRetrying) -> str:
     """The same on a cluster, where each partition is in a slot of its own: the layout says that they are being sealed,
-    then each is sealed, then messages go to those that follow. A call that ends on the way is repeated by anybody."""
+    then each is sealed, then messages go to those that follow. A call that ends on the way is repeated by anybody.
+    `patience`: how long one waits for a slot that is moving.
+    """
     layout = topic.layout
     if not layout.is_opening:
         if not await change_layout(client, keys, topic.name, layout, layout.opening()):
             return "another process, which has changed the layout"
         layout = layout.opening()
-    for number in layout.to_seal:
+
+    async def seal_one(number: int) -> str:
         word, *rest = await SEAL_PARTITION(client, seal_keys(keys, topic.name, layout, number), ("seal",))
-        if word != OK:
-            return f"{'group' if word == b'GROUPS' else 'stream'} {text(rest[0])} is made again"
-    if not await change_layout(client, keys, topic.name, layout, layout.sealed()):
-        return "another process, which has changed the layout"
+        return "" if word == OK else f"{'group' if word == b'GROUPS' else 'stream'} {text(rest[0])} is made again"
+
+    if waits_for := await each_slot(layout.to_seal, seal_one, patience):
+        return waits_for
+    async for attempt in patience:
+        with attempt:
+            if not await change_layout(client, keys, topic.name, layout, layout.sealed()):
+                return "another process, which has changed the layout"
     return ""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple
 
-from tenacity import retry_if_exception_type, stop_after_delay
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay
 
 from rsmq.errors import BrokerUnavailable, ConfigError, NotPermitted, RsmqError, SlotMoving
 from rsmq.model.clock import LATEST_MS, awake, monotonic, now_ms, to_ms
@@ -343,10 +343,14 @@ class Topics:
 
     async def _change_layout(self, topic: Topic, wanted: Layout) -> bool:
         """Store another layout of a topic, if it is as it was read. Waits while a slot of a cluster is moving."""
-        async for attempt in retrying(self._settings).copy(retry=retry_if_exception_type(SlotMoving)):
+        async for attempt in self._while_slots_move():
             with attempt:
                 return await change_layout(self._client, self._keys, topic.name, topic.layout, wanted)
         raise AssertionError("retrying ends with a result or an error")
+
+    def _while_slots_move(self) -> AsyncRetrying:
+        """Tries again while a slot of a cluster is moving, as long as publishers wait."""
+        return retrying(self._settings).copy(retry=retry_if_exception_type(SlotMoving))
 
     async def _used(self, name: str, numbers: Collection[int]) -> list[int]:
         """Those of these numbers that have a stream, though the topic has no such partitions: they were of a band that
@@ -417,8 +421,9 @@ class Topics:
         if name in self._with_batches:
             await carry_batch_marks(self._client, self._keys, topic, groups)
         if self._client.is_cluster:
-            await make_streams(self._client, self._keys, topic)
-            waits_for = await seal_by_slot(self._client, self._keys, topic)
+            patience = self._while_slots_move()
+            await make_streams(self._client, self._keys, topic, patience)
+            waits_for = await seal_by_slot(self._client, self._keys, topic, patience)
         else:
             waits_for = await seal(self._client, self._keys, topic)
         changed = await self.find(name)

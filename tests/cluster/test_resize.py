@@ -119,6 +119,27 @@ async def test_a_resize_that_dies_while_partitions_are_sealed_is_finished(
     assert (await layout_of(make_broker())).is_resized
 
 
+async def test_a_partition_whose_slot_is_moving_keeps_no_other_from_being_sealed(
+    make_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishers wait until all are sealed: so the resize does not end at the first one that cannot be, and does not
+    begin again."""
+    broker, calls, seal = make_broker(partitions=4), list[tuple[str, str]](), layouts.SEAL_PARTITION
+
+    async def moves(client: Any, keys: Any, args: Any) -> Any:
+        calls.append((args[0], keys[0]))
+        if keys[0] == broker.keys.stream("orders", 1) and calls.count(calls[-1]) < 3:
+            raise SlotMoving("Multiple keys request during rehashing of slot")
+        return await seal(client, keys, args)
+
+    async with broker:
+        await broker.topics.ensure("orders")
+        monkeypatch.setattr(layouts, "SEAL_PARTITION", moves)
+        assert (await broker.topics.resize("orders", 8)).partitions == 8
+    order = [int(key.rpartition(".")[2].rstrip("}")) for step, key in calls if step == "seal"]
+    assert order == [0, 1, 2, 3, 1, 1]
+
+
 async def test_a_resize_waits_for_a_slot_that_is_moving(make_broker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the group, too, whose members are asked before the first partition is sealed."""
     broker = make_broker(partitions=2)

@@ -329,7 +329,7 @@ RESIZE_EDITS: Final = (
     ),
     Edit(
         "messages go to partitions that follow others before these are sealed", REFUSED_ON_CLUSTER, topics,
-        "seal_by_slot", "for number in layout.to_seal:", "for number in ():",
+        "seal_by_slot", "each_slot(layout.to_seal,", "each_slot((),",
     ),
     Edit(
         "a resize is given up while partitions are sealed", ABORTED_ON_CLUSTER, Topics, "abort_resize",
