@@ -31,7 +31,7 @@ from rsmq.producer.send_queue import SendQueue
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.streams import NOTHING, as_dict, is_missing, newest_id, trim
-from rsmq.redis.topics import Topics, doubt_layouts, recall_topic
+from rsmq.redis.topics import Topics, doubt_layouts, recall_topic, topic_after
 
 log = logging.getLogger("rsmq.publish")
 
@@ -221,7 +221,7 @@ class Sender:
         """The topic was resized: what is left of a batch goes to the partitions that follow. PartitionSealed: on a
         cluster it waits until all partitions of the topic are sealed."""
         try:
-            topic = await self._topics.find(batch.topic.name)
+            topic = await topic_after(self._topics, batch.topic, batch.partition)
         except BrokerUnavailable as error:
             return error
         except (BrokerError, ConfigError) as error:

@@ -619,6 +619,15 @@ async def lookup_topic(topics: Topics, name: str) -> Topic:
         topics._call_next(queue, name)
 
 
+async def topic_after(topics: Topics, known: Topic, partition: int) -> Topic | None:
+    """The topic whose server refuses messages for a partition. A layout that was read meanwhile says why for all
+    partitions: so a topic that was resized is read once, not for each of them. None: it does not exist."""
+    found = topics._fresh(known.name)
+    if found is not None and found.created_ms == known.created_ms and found.layout.is_sealed(partition):
+        return found
+    return await topics.find(known.name)
+
+
 async def recall_topic(topics: Topics, known: Topic) -> Topic | None:
     """The topic as it is now. A layout that this process knows and the server has lost (a failover) is written again.
     None: the topic does not exist."""

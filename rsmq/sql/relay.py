@@ -539,8 +539,8 @@ class OutboxRelay:
             failure = next((reply for reply in replies if isinstance(reply, Exception)), None)
             if failure is not None:
                 if isinstance(failure, PartitionSealed):  # the next round stores them in the partitions that follow
-                    for batch in waiting:
-                        await self._context.topics.find(batch.topic.name)
+                    for name in {batch.topic.name for batch in waiting}:
+                        await self._context.topics.find(name)
                 raise failure
 
     async def _stored_before(self, topic: Topic, partition: int) -> frozenset[bytes]:

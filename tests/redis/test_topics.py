@@ -171,6 +171,22 @@ async def test_many_publishers_of_a_new_topic_share_their_writes(settings: Setti
     assert writes < 1_000, "20 000 messages: each write has more than twenty"
 
 
+async def test_a_publisher_reads_a_topic_that_was_resized_once(settings: Settings) -> None:
+    """The server refuses what is on its way to each of eight partitions, and one look says where all of it goes."""
+    with Server() as own:
+        async with Broker(replace(settings, url=own.url)) as broker, Broker(replace(settings, url=own.url)) as other:
+            await broker.publish("orders", 0, key="k0")
+            await other.topics.resize("orders", 16)
+            await other.client.execute_command("CONFIG", "RESETSTAT")
+            async with anyio.create_task_group() as publishers:
+                for number in range(100):
+                    publishers.start_soon(partial(broker.publish, "orders", number, key=f"k{number}"))
+            stats = (await other.client.execute_command("INFO", "commandstats")).decode()
+            lengths = [await other.client.execute_command("XLEN", other.keys.stream("orders", n)) for n in range(24)]
+    assert stats.partition("cmdstat_hgetall:calls=")[2].partition(",")[0] == "1"
+    assert (sum(lengths[:8]), sum(lengths[8:])) == (1, 100)
+
+
 async def test_an_unavailable_server_is_waited_for_together(settings: Settings) -> None:
     """Each caller gives up when its own time is over, not when all before it have given up one after the other."""
     nowhere = replace(settings, url="redis://127.0.0.1:1", unavailable_timeout=timedelta(seconds=0.5))
