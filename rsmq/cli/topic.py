@@ -16,8 +16,8 @@ from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
 from rsmq.cli.tables import print_rows, print_table
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
-from rsmq.inspector.state import Snapshot, TopicState
-from rsmq.inspector.text import limits_of
+from rsmq.inspector.state import Snapshot, TopicState, left_before
+from rsmq.inspector.text import describe_left, limits_of
 from rsmq.inspector.trend import compare
 from rsmq.model.words import count, shown
 from rsmq.redis.layouts import describe_unaware
@@ -155,13 +155,15 @@ def resize(
 @dataclass(frozen=True, slots=True)
 class ResizeState:
     """How far a resize is. `partitions` are used now, `resizing_to` is what it waits for, None for nothing; `left`: of
-    each group, how many messages of sealed partitions it has not settled."""
+    each group, how many messages of sealed partitions it has not settled; `left_in`: of each group that has some, the
+    partitions, and how many in each."""
 
     topic: str
     partitions: int
     resizing_to: int | None
     waits_for: str
     left: dict[str, int]
+    left_in: dict[str, dict[int, int]]
 
 
 async def resize_state(connection: CommandConnection, name: str, waits_for: str) -> ResizeState:
@@ -169,6 +171,7 @@ async def resize_state(connection: CommandConnection, name: str, waits_for: str)
     topic = await connection.topic(name)
     found = await connection.inspector.snapshot([name])
     left = {group.name: group.left_before for group in found.groups} if topic.layout.is_resized else {}
+    left_in = {group.name: some for group in found.groups if (some := left_before(topic.layout, group.shares))}
     added = topic.layout.following
     if added is not None and not waits_for:
         waits_for = await connection.topics.unaware_of_resize(topic, [group.name for group in found.groups])
@@ -176,7 +179,7 @@ async def resize_state(connection: CommandConnection, name: str, waits_for: str)
         if behind and not waits_for:
             waits_for = f"groups that have not handled what was published before: {', '.join(behind)}"
         waits_for = waits_for or "a worker, or this command again, to go on"
-    return ResizeState(name, topic.partitions, None if added is None else added.count, waits_for, left)
+    return ResizeState(name, topic.partitions, None if added is None else added.count, waits_for, left, left_in)
 
 
 async def finished(topics: Topics, name: str) -> str:
@@ -196,7 +199,7 @@ def describe_resize(state: ResizeState) -> None:
     if state.resizing_to is not None:
         print_line(f"to {state.resizing_to} partitions: it waits for {state.waits_for}; workers go on by themselves")
     for group, number in state.left.items():
-        said = f"{count(number, 'message')} of before the resize left" if number else "past the resize"
+        said = f"{describe_left(state.left_in[group])} of before the resize left" if number else "past the resize"
         print_line(f"group {group}: {said}")
 
 

@@ -17,12 +17,25 @@ from rsmq.dashboard.roles import Role
 from rsmq.dashboard.schedule import COLUMNS, add_form, row_of
 from rsmq.inspector.obstacles import obstacles
 from rsmq.inspector.schedules import look_up
-from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
-from rsmq.inspector.text import age, limits_of, rate, ready, state, timestamp, trend, untold, waiting, waiting_of
+from rsmq.inspector.state import GroupPartition, MemberState, PartitionState, left_before
+from rsmq.inspector.text import (
+    age,
+    describe_left,
+    limits_of,
+    rate,
+    ready,
+    state,
+    timestamp,
+    trend,
+    untold,
+    waiting,
+    waiting_of,
+)
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import count, duration, number
 from rsmq.redis.outboxes import OutboxState, read_outboxes
+from rsmq.redis.topics import Topic
 
 T = TypeVar("T")
 
@@ -120,6 +133,7 @@ async def topic(visit: Visit, name: str) -> Page:
         [
             tag("p", joined(links, " · ")), about({**limits_of(found)}), ranges(visit), charts(visit, {name}),
             tag("h2", "Groups"), group_table(visit, board.groups), topic_table(visit, board.topics),
+            left_of(visit, found, board.groups) if found.layout.is_resized else None,
             tag("h2", "Partitions"), partitions_of_topic(visit, state_of.partitions if state_of else ()),
             [tag("h2", "Schedules"), visit.live.table("schedules", COLUMNS, rows, "")] if rows else None,
             add_form(visit, name),
@@ -365,6 +379,13 @@ def outbox_table(visit: Visit, outboxes: Sequence[OutboxState]) -> Html | None:
 def linked(value: int, url: str) -> Content:
     """A number that leads to what it counts."""
     return link(number(value), url) if value else number(value)
+
+
+def left_of(visit: Visit, topic: Topic, groups: Iterable[GroupTrend]) -> Html:
+    """What each group has not settled of before a resize."""
+    left = {group.name: left_before(topic.layout, group.shares) for group in groups}
+    said = [f"Group {name} has {describe_left(some)} of before the resize." for name, some in left.items() if some]
+    return visit.live.part("left", [tag("p", each) for each in said])
 
 
 def partitions_of_topic(visit: Visit, partitions: Sequence[PartitionState]) -> Html:

@@ -5,7 +5,7 @@ Counters (`added`, `read`) only grow, so two snapshots make a rate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -364,8 +364,15 @@ def group_state(topic: Topic, name: str, about: Row, shares: Sequence[GroupParti
         shares=tuple(shares),
         bands=band_states(topic.layout, shares),
         follows=topic.layout.current.count if topic.layout.is_resized else 0,
-        left_before=sum(each.unread + each.pending for each in shares if topic.layout.is_sealed(each.partition)),
+        left_before=sum(left_before(topic.layout, shares).values()),
     )
+
+
+def left_before(layout: Layout, shares: Iterable[GroupPartition]) -> dict[int, int]:
+    """The sealed partitions that a group has not finished, and how many messages it has not settled in each."""
+    sealed = layout.sealed_numbers
+    left = {each.partition: each.unread + each.pending for each in shares if each.partition in sealed}
+    return {partition: number for partition, number in left.items() if number}
 
 
 def counts(found: object) -> tuple[tuple[str, int], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -18,6 +19,8 @@ from rsmq.redis.topics import Topic
 
 NONE: Final = "–"
 MOST_NAMED: Final = 3
+MOST_LEFT: Final = 10
+"""Partitions that are named, of those that a group has not finished."""
 ARROWS: Final = {"growing": "↑", "shrinking": "↓", "steady": "→"}
 
 
@@ -145,6 +148,18 @@ def limits_of(topic: Topic) -> dict[str, str]:
         if topic.archive == "required" else "",
     }  # fmt: skip
     return {name: said for name, said in found.items() if said}
+
+
+def describe_left(left: Mapping[int, int]) -> str:
+    """How many messages a group has not settled in sealed partitions, such as `7 messages in partition 3 (5) and 4 (2)`
+    for `{3: 5, 4: 2}`."""
+    if len(left) == 1:
+        ((partition, number),) = left.items()
+        return f"{count(number, 'message')} in partition {partition}"
+    named = [f"{partition} ({number})" for partition, number in sorted(left.items())]
+    rest = [f"{len(named) - MOST_LEFT} more"] if len(named) > MOST_LEFT else []
+    *first, last = [*named[:MOST_LEFT], *rest]
+    return f"{count(sum(left.values()), 'message')} in partitions {', '.join(first)} and {last}"
 
 
 def blocks_of(topic: Topic) -> str:

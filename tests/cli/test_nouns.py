@@ -17,6 +17,7 @@ import typer.main
 from rsmq import Broker, Settings, SyncBroker
 from rsmq.cli import make_app
 from rsmq.model.keys import Keys
+from rsmq.model.partition import partition_for
 from rsmq.model.progress import write_progress
 from rsmq.redis.streams import ensure_groups
 from tests.cli.conftest import Cli, Running
@@ -271,13 +272,21 @@ def test_topic_is_resized_step_by_step(cli: Cli) -> None:
     """Each state has a word and an exit code; a second resize waits for the group, and is given up."""
     cli.ok("publish", "orders", "1", "--key", "a")
     grown = cli.json("topic", "resize", "orders", "16")
-    assert grown == {"topic": "orders", "partitions": 16, "resizing_to": None, "waits_for": "", "left": {}}
+    assert grown == {
+        "topic": "orders",
+        "partitions": 16,
+        "resizing_to": None,
+        "waits_for": "",
+        "left": {},
+        "left_in": {},
+    }
     assert cli.ok("topic", "resize", "orders", "--status") == "orders: 16 partitions\n"
     nothing_to_abort = cli("topic", "resize", "orders", "--abort")
     assert (nothing_to_abort.returncode, "is not being resized" in nothing_to_abort.stderr) == (1, True)
     refused = cli("topic", "resize", "orders", "24")
     assert (refused.returncode, "Use 32, 48, 64" in refused.stderr) == (2, True)
     url, prefix = cli.environment["RSMQ_URL"], cli.environment["RSMQ_PREFIX"]
+    partition = partition_for("a", 2)
     asyncio.run(begin_resize(Settings(url=url, prefix=prefix)))
     waiting = cli("topic", "resize", "orders", "--status")
     assert waiting.returncode == 1
@@ -285,9 +294,15 @@ def test_topic_is_resized_step_by_step(cli: Cli) -> None:
         "orders: 16 partitions",
         "to 32 partitions: it waits for groups that have not handled what was published before: late; workers go on by "
         "themselves",
-        "group late: 1 message of before the resize left",
+        f"group late: 1 message in partition {partition} of before the resize left",
     ]
-    assert "which are not used before each group has handled" in cli("doctor").stdout
+    found = cli("topic", "resize", "orders", "--status", "--json")
+    assert (json.loads(found.stdout)["left"], json.loads(found.stdout)["left_in"]) == (
+        {"late": 1}, {"late": {str(partition): 1}}
+    )  # fmt: skip
+    said = cli("doctor").stdout
+    assert "which are not used before each group has handled" in said
+    assert f"late (1 message in partition {partition})" in said
     assert cli.ok("topic", "resize", "orders", "--abort") == "orders: the resize is given up\n"
     assert "16" in cli.ok("topic", "resize", "orders", "--status").splitlines()[0]
 

@@ -28,7 +28,7 @@ from rsmq.sql import Outbox, create_tables
 from rsmq.sql.outbox import outbox_row
 from rsmq.sql.tables import OUTBOX
 from tests.cli.conftest import Cli, Running
-from tests.dashboard.conftest import APP_VERSION, KEYS
+from tests.dashboard.conftest import APP_VERSION, KEYS, Feed
 from tests.servers import Server, wait_until
 
 HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -269,6 +269,19 @@ def test_topic_shows_its_limits(web: httpx.Client, scene: Cli) -> None:
     for said in ("5 messages in a partition, then reject", "settled messages for 2 h"):
         assert said in page
         assert said in scene.ok("topic", "show", "small")
+
+
+def test_topic_shows_what_groups_have_not_handled_of_before_a_resize(
+    web: httpx.Client, scene: Cli, feed: Feed, server: Server
+) -> None:
+    """By partition, as `rsmq topic resize --status` does."""
+    scene.ok("topic", "set", "grows", "--partitions", "1")
+    feed("grows", ["1"])
+    with server.client() as redis:
+        redis.execute_command("XGROUP", "CREATE", f"{scene.environment['RSMQ_PREFIX']}:{{grows.0}}", "late", "0")
+    scene.ok("topic", "resize", "grows", "2")
+    said = "Group late has 1 message in partition 0 of before the resize."
+    wait_until(lambda: said in web.get("topic/grows").text, "the page says what is left")
 
 
 def test_processes_show_host_memory_uptime_and_what_they_serve(web: httpx.Client, worker: Running) -> None:

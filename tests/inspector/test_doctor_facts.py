@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import redis.asyncio as redis
 
 from rsmq import Broker
 from rsmq.inspector.doctor import foreign_keys, gather, judge
@@ -51,6 +55,34 @@ async def test_dead_consumer_and_deleted_pending_entry_are_found(
     await client.execute_command("XACK", stream, "billing", ids[0])
     (oldest,) = (await gather(client, keys, settings, NOW)).oldest
     assert not oldest.is_gone
+
+
+async def test_a_killed_member_is_not_named_as_one_that_a_resize_waits_for(
+    client: Client, keys: Keys, settings: Settings, stream: str
+) -> None:
+    """Its heartbeat counts for a lease more, but its presence connection is gone."""
+    del stream
+    topics, info = Topics(client, keys, settings), json.dumps({"layout": 0})
+    for member in ("lives", "killed"):
+        await client.execute_command("SADD", keys.members("orders", "billing"), member)
+        await client.execute_command("SET", keys.alive("orders", "billing", member), info, "PX", 60_000)
+    async with listening(settings, keys.presence("lives")):
+        await topics.resize("orders", 8)
+        (said,) = [
+            each.text for each in judge(await gather(client, keys, settings, NOW)) if "8 partitions" in each.text
+        ]
+    assert "before all live members know them: lives does not" in said
+    said = "".join(each.text for each in judge(await gather(client, keys, settings, NOW)))
+    assert "no worker goes on. Repeat `rsmq topic resize orders 8`" in said
+
+
+@asynccontextmanager
+async def listening(settings: Settings, channel: str) -> AsyncIterator[None]:
+    """As the presence connection of a member."""
+    async with redis.from_url(str(settings.url)) as connection, connection.pubsub() as subscription:
+        await subscription.subscribe(channel)
+        await subscription.get_message(timeout=5)
+        yield
 
 
 async def test_keys_of_another_program_are_named(client: Client, keys: Keys, settings: Settings, stream: str) -> None:

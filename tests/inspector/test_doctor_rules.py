@@ -12,6 +12,7 @@ from rsmq.inspector.doctor import QueueFacts, judge
 from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, OpenCallback, WaitingOutputs
 from rsmq.inspector.doctor.mqtt import MqttFacts
 from rsmq.inspector.state import MemberState
+from rsmq.inspector.text import describe_left
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.held_name import HeldName
 from rsmq.model.layout import Layout, single
@@ -44,11 +45,14 @@ def test_queue_without_problems_is_one_ok_finding() -> None:
     assert (finding.level, finding.text) == ("ok", "1 group checked, no problems found")
 
 
-def resizing(layout: Layout, members: tuple[MemberState, ...] = (), unread: int = 0, **changes: Any) -> str:
+def resizing(
+    layout: Layout, members: tuple[MemberState, ...] = (), unread: int = 0, gone: frozenset[str] = frozenset(),
+    **changes: Any,
+) -> str:  # fmt: skip
     """What is said of a topic with this layout."""
     shares = tuple(replace(PART, partition=number, unread=unread, pending=0) for number in layout.numbers)
     group = replace(GROUP, shares=shares, members=members, follows=layout.current.count, **changes)
-    found = judge(facts(group, limits=replace(LIMITS, layout=layout)))
+    found = judge(facts(group, limits=replace(LIMITS, layout=layout), gone=gone))
     return "\n".join(finding.text for finding in found if "resize" in finding.text or "to have" in finding.text)
 
 
@@ -62,14 +66,15 @@ def test_each_state_of_a_resize_is_explained() -> None:
             added
         ),
         "are about to be used": resizing(added, (aware,)),
+        "no worker goes on. Repeat": resizing(added, (unaware,), gone=frozenset({"w2"})),
         "being sealed, one after the other; their publishers wait meanwhile: a worker goes on": resizing(
             added.opening(), (aware,)
         ),
         "no worker is there to go on: start one, or repeat `rsmq topic resize orders 2`": resizing(added.opening()),
-        "what was published before the last resize: wait for billing, or give it up": resizing(
+        "the last resize: wait for billing (3 messages in partition 0), or give it up": resizing(
             added.sealed().with_partitions(4), (replace(MEMBER, layout=9),), unread=3
         ),
-        "has 3 messages of before the resize of its topic, and what came later waits behind it: `rsmq group resume": (
+        "partition 0 of before the resize of its topic, and what came later waits behind it: `rsmq group resume": (
             resizing(added.sealed(), (replace(MEMBER, layout=9),), unread=3, is_paused=True)
         ),
         "waits behind it: start its worker": resizing(added.sealed(), unread=3),
@@ -77,6 +82,12 @@ def test_each_state_of_a_resize_is_explained() -> None:
     assert [text for text, found in said.items() if text not in found] == []
     assert not resizing(added.sealed(), (replace(MEMBER, layout=9),), unread=3)
     assert not resizing(single(1), (MEMBER,))
+
+
+def test_what_is_left_of_before_a_resize_names_ten_partitions_at_most() -> None:
+    """With how many messages wait in each."""
+    assert describe_left({3: 5, 4: 2}) == "7 messages in partitions 3 (5) and 4 (2)"
+    assert describe_left(dict.fromkeys(range(12), 1)).endswith(" 8 (1), 9 (1) and 2 more")
 
 
 def test_a_backlog_that_grows_under_all_members_that_can_be_says_so() -> None:

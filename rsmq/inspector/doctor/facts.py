@@ -14,7 +14,7 @@ from rsmq.errors import BrokerError, ConfigError
 from rsmq.inspector.doctor.mqtt import MqttFacts, mqtt_facts
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.schedules import ScheduleState
-from rsmq.inspector.state import TopicState
+from rsmq.inspector.state import Snapshot, TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.batch_member import HOME, SHARDS
 from rsmq.model.keys import Keys
@@ -22,6 +22,7 @@ from rsmq.model.record import text
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
+from rsmq.redis.pubsub import listeners
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topic
 
@@ -92,6 +93,9 @@ class QueueFacts:
     """What is wrong with records of topics that cannot be read."""
     schedules: Sequence[ScheduleState] = ()
     callbacks: Sequence[OpenCallback] = ()
+    gone: frozenset[str] = frozenset()
+    """The members of topics that are being resized whose processes are gone, though their heartbeats have not
+    expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,19 @@ async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta
         unreadable=observer.unreadable,
         schedules=await observer.schedules(after),
         callbacks=await open_callbacks(client, keys),
+        gone=await gone_members(client, keys, after),
     )
+
+
+async def gone_members(client: Client, keys: Keys, state: Snapshot) -> frozenset[str]:
+    """The members that a resize does not wait for: they know layouts, and have no presence connection."""
+    growing = {each.topic.name for each in state.topics if each.topic.layout.following is not None}
+    names = [each.id for each in state.members if each.topic in growing and each.layout is not None]
+    try:
+        counts = await listeners(client, [keys.presence(name) for name in names])
+    except ConfigError:  # this user may not ask: then they are named as members that live
+        return frozenset()
+    return frozenset(name for name, number in zip(names, counts, strict=True) if not number)
 
 
 async def open_callbacks(client: Client, keys: Keys) -> list[OpenCallback]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -11,7 +11,8 @@ from rsmq.heartbeat.circles import circle_through
 from rsmq.inspector.doctor.facts import QueueFacts
 from rsmq.inspector.doctor.mqtt import check_mqtt
 from rsmq.inspector.obstacles import behind_one_name, not_reading, outgrown, stalled, title
-from rsmq.inspector.text import timestamp, untold
+from rsmq.inspector.state import left_before
+from rsmq.inspector.text import describe_left, timestamp, untold
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.encoding import STORE
 from rsmq.model.settings import longest_read
@@ -419,22 +420,28 @@ def check_resizes(facts: QueueFacts) -> Iterator[str]:
         groups = [group for group in facts.board.groups if group.topic == name]
         added = topic.layout.following
         if added is not None:
-            yield f"topic {name} is to have {added.count} partitions, {what_a_resize_waits_for(topic, groups)}"
+            waits_for = what_a_resize_waits_for(topic, groups, facts.gone)
+            yield f"topic {name} is to have {added.count} partitions, {waits_for}"
         for group in groups:
-            left, live = left_before(topic, group), any(each.heard_ago is not None for each in group.members)
+            left, live = (
+                left_before(topic.layout, group.shares),
+                any(each.heard_ago is not None for each in group.members),
+            )
             if left and (group.is_paused or not live):
                 remedy = f"`rsmq group resume {words(group)}`" if group.is_paused else "start its worker"
                 yield (
-                    f"{title(group)} has {count(left, 'message')} of before the resize of its topic, and what came "
-                    f"later waits behind it: {remedy}"
+                    f"{title(group)} has {describe_left(left)} of before the resize of its topic, and what came later "
+                    f"waits behind it: {remedy}"
                 )
 
 
-def what_a_resize_waits_for(topic: Topic, groups: Sequence[GroupTrend]) -> str:
-    """Of one that has begun and not ended: the state that it is in, and what to do."""
-    members = [member for group in groups for member in group.members if member.heard_ago is not None]
+def what_a_resize_waits_for(topic: Topic, groups: Sequence[GroupTrend], gone: Collection[str]) -> str:
+    """Of one that has begun and not ended: the state that it is in, and what to do. `gone`: killed members."""
+    heard = [member for group in groups for member in group.members if member.heard_ago is not None]
+    members = [member for member in heard if member.id not in gone]
     unaware = [each.id for each in members if each.layout is None or each.layout < topic.layout.version]
-    behind = [group.name for group in groups if left_before(topic, group)]
+    left = {group.name: left_before(topic.layout, group.shares) for group in groups}
+    behind = [f"{name} ({describe_left(some)})" for name, some in left.items() if some]
     added = topic.layout.all_following[0].count
     again = f"`rsmq topic resize {topic.name} {added}`"
     if topic.layout.is_opening:
@@ -449,17 +456,11 @@ def what_a_resize_waits_for(topic: Topic, groups: Sequence[GroupTrend]) -> str:
     if behind:
         return (
             f"which are not used before each group has handled what was published before the last resize: wait for "
-            f"{listed(behind)}, or give it up: `rsmq topic resize {topic.name} --abort`"
+            f"{', '.join(behind)}, or give it up: `rsmq topic resize {topic.name} --abort`"
         )
     if not members:
         return f"which are not used yet: the process that has begun it has ended, and no worker goes on. Repeat {again}"
     return f"which are about to be used. If this stays, `rsmq topic resize {topic.name} --status` says why"
-
-
-def left_before(topic: Topic, group: GroupTrend) -> int:
-    """How many messages of sealed partitions a group has not settled."""
-    sealed = topic.layout.sealed_numbers
-    return sum(share.unread + share.pending for share in group.shares if share.partition in sealed)
 
 
 def check_schedules(facts: QueueFacts) -> Iterator[str]:
