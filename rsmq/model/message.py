@@ -207,23 +207,24 @@ class Message:
         self._entry: list[bytes] | None = None
         self._id: bytes | None = None
         self._key: bytes | None
-        if len(entry) == 6 and entry[0] == b"data" and entry[2] == b"id" and entry[4] == b"key":
+        size = len(entry)
+        if size == 6 and entry[0] == b"data" and entry[2] == b"id" and entry[4] == b"key":
             self.data = entry[1]
             self._id = entry[3]
             self.routing_key = self._key = entry[5]
-        elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"id":
+        elif size == 4 and entry[0] == b"data" and entry[2] == b"id":
             self.data = entry[1]
             self._id = entry[3]
             self.routing_key = None
             self._key = None
-        elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"key":
+        elif size == 4 and entry[0] == b"data" and entry[2] == b"key":
             self.data = entry[1]
             self.routing_key = self._key = entry[3]
-        elif len(entry) == 2 and entry[0] == b"data":
+        elif size == 2 and entry[0] == b"data":
             self.data = entry[1]
             self.routing_key = None
             self._key = None
-        elif len(entry) in (6, 8, 10) and entry[::2] in HEADED and len(entry[-1]) <= MOST_REMEMBERED:
+        elif size in (6, 8, 10) and entry[::2] in HEADED and len(entry[-1]) <= MOST_REMEMBERED:
             self.is_plain = False
             self._entry = entry
             self.expires_ms: int | None = None
@@ -234,11 +235,13 @@ class Message:
             self.data = entry[1]
             self._id = entry[3]
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
-            refuse_oversized(self)
-            (check_headers if len(entry) == 10 else read_headers)(entry[-1])  # only those of a device repeat
-        elif (
-            len(entry) in (6, 8) and entry[-2] == FIELD and entry[:-2:2] in PLAIN_WITH_ID
-        ):  # nearly all members of batches
+            if len(self.data) > LARGEST_PAYLOAD:
+                refuse_oversized(self)
+            if size == 10:  # only the headers of a device repeat
+                check_headers(entry[9])
+            else:
+                read_headers(entry[-1])
+        elif size in (6, 8) and entry[-2] == FIELD and entry[:-2:2] in PLAIN_WITH_ID:  # nearly all members of batches
             self.is_plain = False
             self._entry = entry
             self.expires_ms = None
@@ -247,7 +250,7 @@ class Message:
             self.result_ms = None
             self.data = entry[1]
             self._id = entry[3]
-            self.routing_key = self._key = entry[5] if len(entry) == 8 else None
+            self.routing_key = self._key = entry[5] if size == 8 else None
             self.member = BatchMember.read(entry[-1])
             if len(self.data) > LARGEST_PAYLOAD:
                 refuse_oversized(self)

@@ -85,11 +85,9 @@ class DeviceQueue:
         self.first: LetterBatch | None = None
         self.last: LetterBatch | None = None
 
-    def open(self) -> LetterBatch:
-        """The batch that the next letter joins."""
+    def add_batch(self) -> LetterBatch:
+        """A new batch behind the others, which the next letter joins."""
         last = self.last
-        if last is not None and len(last.letters) < MOST_LETTERS and last.size < MOST_BYTES:
-            return last
         batch = self.last = LetterBatch(self)
         if last is None:
             self.first = batch
@@ -322,7 +320,9 @@ class InboxWriter:
                 # a wrong id fails here, before it is queued
                 queue = queues[device] = DeviceQueue(device, source, self._keys.device(device)[:3])
                 self._make_ready(queue)
-            batch = queue.open()
+            batch = queue.last
+            if batch is None or len(batch.letters) >= MOST_LETTERS or batch.size >= MOST_BYTES:
+                batch = queue.add_batch()
             batch.letters.append(letter)
             batch.size += size
             if batch.receipt is not receipt:

@@ -233,7 +233,7 @@ class BatchRunner(Runner):
 
     def _is_plain(self, picked: list[Message]) -> bool:
         """Decode all of them. False if one needs more than that: a lease, a charge, or its own dead letter."""
-        now, decode, read = monotonic(), self.reader.plain, self.reader.read
+        now, decode, read, has_more = monotonic(), self.reader.plain, self.reader.read, self.reader.has_more
         try:
             for lane, run in groupby(picked, ORIGIN):
                 if now >= lane.lease.deadline:
@@ -241,7 +241,8 @@ class BatchRunner(Runner):
                 for message in run:
                     if message.is_redelivered or (not message.is_plain and message.expires_ms is not None):
                         return False
-                    message.payload = decode(message.data) if message.is_plain else read(message)
+                    is_usual = message.is_plain or not (has_more or message.is_encoded)
+                    message.payload = decode(message.data) if is_usual else read(message)
         except (Malformed, CannotDecode):
             return False
         return True

@@ -70,10 +70,12 @@ def stamp_of(message: Message) -> tuple[bytes, bytes]:
     return milliseconds, milliseconds.zfill(20) + number.zfill(20)
 
 
-def may_be_retained(message: Message) -> bool:
-    """Whether the headers of a message say that it is retained, or something that looks so."""
-    raw = message.raw_headers
-    return RAW_RETAINED in raw if raw is not None else RETAINED in message.headers
+def maybe_retained(messages: Sequence[Message], raw_headers: Sequence[bytes | None]) -> list[Message]:
+    """Those whose headers say that they are retained, or something that looks so. `raw_headers`: of each message."""
+    return [
+        each for each, raw in zip(messages, raw_headers, strict=True)
+        if (RAW_RETAINED in raw if raw is not None else RETAINED in each.headers)
+    ]  # fmt: skip
 
 
 def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
@@ -135,16 +137,17 @@ class MqttRouter:
         return list(found)
 
     async def _route(self, messages: list[Message]) -> list[BaseException | None] | None:
-        if retained := [each for each in messages if may_be_retained(each)]:
+        raw_headers = [each.raw_headers for each in messages]
+        if retained := maybe_retained(messages, raw_headers):
             await self._keep_all(retained)
         await self._registry.catch_up()
         self._renew_plans()
         self.routed += len(messages)
-        stored, shared = Receipt(), list[tuple[Message, RoutePlan]]()
+        stored, shared, next_raw = Receipt(), list[tuple[Message, RoutePlan]](), iter(raw_headers)
         for origin, run in groupby(messages, ORIGIN):
             source, new = source_of(origin), self._registry.new.get(partition_name(origin))
             for message in run:
-                self._deliver(message, source, stored, shared, new)
+                self._deliver(message, next(next_raw), source, stored, shared, new)
             if new:
                 passed = sortable(message.entry_id)
                 new[:] = [each for each in new if each[0] > passed]
@@ -197,7 +200,7 @@ class MqttRouter:
         origin = message.origin
         new = self._registry.new.get(partition_name(origin))
         shared = list[tuple[Message, RoutePlan]]()
-        self._deliver(message, source_of(origin), stored, shared, new)
+        self._deliver(message, message.raw_headers, source_of(origin), stored, shared, new)
         try:
             if shared:
                 await self._share_all(shared, stored)
@@ -207,13 +210,15 @@ class MqttRouter:
         return None
 
     def _deliver(
-        self, message: Message, source: str, stored: Receipt, shared: list[tuple[Message, RoutePlan]],
-        new: Sequence[tuple[str, New]] | None,
+        self, message: Message, raw_headers: bytes | None, source: str, stored: Receipt,
+        shared: list[tuple[Message, RoutePlan]], new: Sequence[tuple[str, New]] | None,
     ) -> None:  # fmt: skip
         """Queue the letters of one message. `new`: subscriptions that older messages do not meet. `shared` gets it if
         it meets shared subscriptions, too."""
         try:
-            plan = self._older_plan(message, new) if new else self._plan_of(message)
+            plan = None if new or raw_headers is None else self._plans.get(raw_headers)
+            if plan is None:
+                plan = self._older_plan(message, raw_headers, new) if new else self._plan_of(message, raw_headers)
         except ValueError as error:
             log.warning("message %s has broken MQTT headers and is not routed: %s", message.id, error)
             return
@@ -273,9 +278,8 @@ class MqttRouter:
             self._plans.clear()
             self._planned = 0
 
-    def _plan_of(self, message: Message) -> RoutePlan:
+    def _plan_of(self, message: Message, raw: bytes | None) -> RoutePlan:
         """The plan for a message; it is kept until a subscription changes. Raises ValueError for broken headers."""
-        raw = message.raw_headers
         plan = None if raw is None else self._plans.get(raw)
         if plan is None:
             plan = self._plan(from_headers(message.headers, b""))
@@ -287,11 +291,13 @@ class MqttRouter:
                 self._plans[raw] = plan
         return plan
 
-    def _older_plan(self, message: Message, new: Sequence[tuple[str, New]]) -> RoutePlan:
+    def _older_plan(self, message: Message, raw: bytes | None, new: Sequence[tuple[str, New]]) -> RoutePlan:
         """The plan for a message that is older than some of the new subscriptions."""
         position = sortable(message.entry_id)
         skipped = [each for newest, found in new if position <= newest for each in found]
-        return self._plan(from_headers(message.headers, b""), frozenset(skipped)) if skipped else self._plan_of(message)
+        if not skipped:
+            return self._plan_of(message, raw)
+        return self._plan(from_headers(message.headers, b""), frozenset(skipped))
 
     def _plan(self, published: Published | None, skipped: New = frozenset()) -> RoutePlan:
         if published is None:  # it did not come from an MQTT client
