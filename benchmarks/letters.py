@@ -69,7 +69,7 @@ class Fleet:
         """The acks of so many clients in one call."""
         named = f"{self._seq}:bench.{self._seq}" if rang_with_letter else ""
         for names in (self.names[at : at + at_once] for at in range(0, CLIENTS, at_once)):
-            values = [part for name in names for part in (self._epochs[name], named, 1, str(self._seq))]
+            values = [part for name in names for part in (self._epochs[name], named, str(self._seq))]
             keys = [key for name in names for key in KEYS.device(name)[:3]]
             replies = self.run(ACK_CLIENTS, keys, (pack_array(len(values), [pack_values(values)]),))
             assert all(each == [b"OK", 1] for each in replies), replies

@@ -31,9 +31,9 @@ async def test_acks_of_one_turn_are_one_call_and_each_client_has_its_own_reply(b
     acks = ClientAcks(batcher, is_cluster=False)
     add, batcher.add = batcher.add, lambda call: (calls.append(call), add(call))[1]  # type: ignore[method-assign]
     try:
-        wrong = {1: ("7", ["1"]), 2: (clients[2][1], ["2"])}
+        wrong = {1: ("7", [1]), 2: (clients[2][1], [2])}
         replies = [
-            acks.add(keys, *(wrong[n][0], "", wrong[n][1]) if n in wrong else (epoch, "", ["1"]))
+            acks.add(keys, *(wrong[n][0], "", wrong[n][1]) if n in wrong else (epoch, "", [1]))
             for n, (keys, epoch) in enumerate(clients)
         ]
         found = await asyncio.gather(*replies)
@@ -51,7 +51,7 @@ async def test_an_inbox_of_another_type_fails_alone(broker: Broker, name: str, i
     await broker.client.execute_command("DEL", inbox)
     await broker.client.execute_command("SET", inbox, "spoiled")
     acks = ClientAcks(broker._connection.inboxes.batcher, is_cluster=is_cluster)
-    replies = [acks.add(keys, epoch, "", ["1"]) for keys, epoch in clients]
+    replies = [acks.add(keys, epoch, "", [1]) for keys, epoch in clients]
     one, other, third = await asyncio.gather(*replies, return_exceptions=True)
     assert isinstance(other, BrokerError)
     assert (one[0], third[0]) == (b"OK", b"OK")

@@ -273,7 +273,7 @@ class PushMoves:
 
     def _acknowledge(self, world: PushWorld, call: Call) -> tuple[Inbox, str, tuple[Any, ...]]:
         """The inbox afterwards, the promise that this breaks, and the reply."""
-        values = (str(call.epoch), call.named, len(call.seqs), *map(str, call.seqs))
+        values = (str(call.epoch), call.named, ",".join(map(str, call.seqs)))
         packed = pack_array(len(values), [pack_values(values)])
         inbox, reply, _ = self._store.execute(world.server.now, "ack_clients", KEYS, packed)
         removed = {which for _, which in world.server.now.letters} - {which for _, which in inbox.letters}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from rsmq.errors import BrokerError, BrokerUnavailable
@@ -17,12 +17,12 @@ MOST_CLIENTS: Final = 64
 
 class ClientAck(NamedTuple):
     """What one client has acknowledged. `keys`: of its inbox. `pushed`: the letter that its reader took from a ring,
-    empty for none. `seqs`: at least one. `reply`: what `ack_letters` answers."""
+    empty for none. `seqs`: at least one, with commas. `reply`: what `ack_letters` answers."""
 
     keys: Sequence[str]
     epoch: str
     pushed: str
-    seqs: Sequence[str]
+    seqs: str
     reply: asyncio.Future[Any]
 
 
@@ -32,9 +32,7 @@ class AckClientsCall(Call):
     __slots__ = ("_acks", "_sender")
 
     def __init__(self, sender: ClientAcks, acks: list[ClientAck]) -> None:
-        values: list[Any] = []
-        for each in acks:
-            values += (each.epoch, each.pushed, len(each.seqs), *each.seqs)
+        values = [value for each in acks for value in (each.epoch, each.pushed, each.seqs)]
         packed = pack_array(len(values), [pack_values(values)])
         super().__init__(ACK_CLIENTS, [key for each in acks for key in each.keys], (packed,))
         self._sender, self._acks = sender, acks
@@ -57,11 +55,11 @@ class ClientAcks:
         self._in_flight = 0
         self._is_scheduled = False
 
-    def add(self, keys: Sequence[str], epoch: str, pushed: str, seqs: Sequence[str]) -> asyncio.Future[Any]:
-        """Remove these letters from an inbox. Returns the reply to come: that of `ack_letters`."""
+    def add(self, keys: Sequence[str], epoch: str, pushed: str, seqs: Iterable[int]) -> asyncio.Future[Any]:
+        """Remove these letters from an inbox, at least one. Returns the reply to come: that of `ack_letters`."""
         loop = asyncio.get_running_loop()
         reply = loop.create_future()
-        self._waiting.append(ClientAck(keys, epoch, pushed, seqs, reply))
+        self._waiting.append(ClientAck(keys, epoch, pushed, ",".join(map(str, seqs)), reply))
         if len(self._waiting) >= self._most:
             self._send()
         elif not self._in_flight and not self._is_scheduled:

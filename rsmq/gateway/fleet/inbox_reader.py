@@ -267,7 +267,7 @@ class InboxReader:
         """Call a script of this inbox, which checks the epoch first."""
         if script is scripts.ACK_LETTERS:
             self._named = self._cursor.named
-            return self._acks_of_all.add(self._keys, self.epoch, self._named, list(map(str, args)))
+            return self._acks_of_all.add(self._keys, self.epoch, self._named, map(int, args))
         return self._inboxes.batcher.submit(script, self._keys, (self.epoch, *args))
 
     def confirmed(self, script: Script, seqs: list[int]) -> None:
