@@ -117,6 +117,13 @@ class InboxCursor:
         """
         out = self.out
         self.is_held = False
+        if is_known is None:
+            seqs = [*map(int, reply[3::2])]
+            packet_ids = [(seq - 1) % PACKET_IDS + 1 for seq in seqs]
+            if out.keys().isdisjoint(packet_ids) and len(set(packet_ids)) == len(seqs):
+                out.update(zip(packet_ids, seqs, strict=True))
+                self._go_on(reply, rings)
+                return seqs, [*reply[4::2]]
         seqs, taken, last = list[int](), list[bytes](), None
         for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
             seq = int(ref)
@@ -132,9 +139,13 @@ class InboxCursor:
                 seqs.append(seq)
                 taken.append(envelope)
             last = ref
+        self._go_on(reply, rings)
+        return seqs, taken
+
+    def _go_on(self, reply: Sequence[Any], rings: int) -> None:
+        """Behind a page that was taken whole."""
         self.at = reply[1].decode()
         self.is_drained = bool(int(reply[2])) and self.rings == rings
-        return seqs, taken
 
     def take_pushed(
         self, pushed: PushedLetter, is_known: Callable[[int, bytes], bool] | None = None

@@ -485,3 +485,33 @@ def test_a_publish_is_read_as_it_was_written(
     assert (found.topic, found.payload, found.qos, found.retain) == (topic, payload, qos, retain)
     assert found.packet_id == (packet_id if qos else 0)
     assert found.forwarded == raw
+
+
+@given(
+    level=st.sampled_from([4, 5]),
+    kinds=st.lists(st.tuples(st.sampled_from("aaabcd"), st.integers(0, 3)), min_size=1, max_size=12),
+)
+@settings(max_examples=60, deadline=None)
+def test_packets_that_come_together_mean_what_they_mean_one_by_one(level: int, kinds: list[tuple[str, int]]) -> None:
+    """Messages of one length and of several, acknowledgements, and an id of 0, which ends the connection there."""
+    parts = list[bytes]()
+    for kind, number in kinds:
+        match kind:
+            case "a":
+                parts.append(p.publish("t", b"same%d" % number, 1, number, level))
+            case "b":
+                parts.append(p.publish("t", b"x" * (number * 60), 1, 1 + number, level, dup=bool(number % 2)))
+            case "c":
+                parts.append(p.ack(4, number))
+            case _:
+                parts.append(p.publish("other", b"y", number % 2, 1 + number, level))
+    together, apart = machine(level), machine(level)
+    found, others = together.feed(b"".join(parts)), [each for part in parts for each in apart.feed(part)]
+    assert messages(found) == messages(others)
+    assert acked(found) == acked(others)
+    assert (together.error is None) == (apart.error is None)
+
+
+def acked(found: list[Packet]) -> list[int]:
+    """Packet ids of the PUBACKs."""
+    return [packet_id for each in found if isinstance(each, PubAcks) for packet_id in each.packet_ids]

@@ -164,3 +164,22 @@ def test_what_is_no_letter_for_this_connection_is_a_plain_ring(raw: bytes) -> No
     assert read_pushed(raw, "g", "7") is None
     assert read_pushed(PUSHED, "g", "8") is None
     assert read_pushed(PUSHED, "h", "7") is None
+
+
+@given(
+    out=st.sets(st.integers(1, PACKET_IDS), max_size=4),
+    seqs=st.sets(st.one_of(st.integers(1, 6), st.integers(PACKET_IDS - 2, PACKET_IDS + 6)), min_size=1),
+)
+def test_page_that_is_taken_whole_leaves_what_letter_by_letter_leaves(out: set[int], seqs: set[int]) -> None:
+    """Letters whose packet ids are out, or that share one, are taken up to the first of these."""
+    page: list[Any] = [b"OK", b"%d" % max(seqs), 1]
+    for seq in sorted(seqs):
+        page += [b"%d" % seq, b"letter %d" % seq]
+    cursors = [InboxCursor(1000), InboxCursor(1000)]
+    for each in cursors:
+        each.out |= {packet_id: packet_id for packet_id in out}
+    whole = cursors[0].take(page, 0)
+    one_by_one = cursors[1].take(page, 0, lambda _seq, _envelope: False)
+    assert whole == one_by_one
+    assert cursors[0].out == cursors[1].out
+    assert (repr(cursors[0]), cursors[0].is_drained) == (repr(cursors[1]), cursors[1].is_drained)

@@ -131,24 +131,25 @@ class Delivery:
 
     def _add(self, packets: list[bytes], seqs: Sequence[int], envelopes: Sequence[bytes], sent: int) -> None:
         """Add the packets of letters. Raises StopAt."""
-        alike, aliases = NOTHING, len(self._aliases)
+        aliases, timings = len(self._aliases), self._timings
+        front, size, start, middle = NOTHING
+        data_at = STAMP
         for seq, envelope in zip(seqs, envelopes, strict=True):
-            packet_id = (seq - 1) % PACKET_IDS + 1
             is_redelivered = seq <= sent
-            if len(envelope) == alike.size and not is_redelivered and envelope.startswith(alike.front, STAMP):
-                packets.append(
-                    alike.start + packet_id.to_bytes(2, "big") + alike.middle + envelope[STAMP + len(alike.front) :]
-                )
+            if len(envelope) == size and not is_redelivered and envelope.startswith(front, STAMP):
+                packet_id = (seq - 1) % PACKET_IDS + 1
+                packets.append(start + packet_id.to_bytes(2, "big") + middle + envelope[data_at:])
             elif (letter := self._letter(packets, seq, envelope, is_redelivered=is_redelivered)) is not None:
                 if seq != seqs[-1] and not is_redelivered and len(self._aliases) == aliases:
-                    alike = alike_of(letter, envelope, packets[-1])
+                    front, size, start, middle = alike_of(letter, envelope, packets[-1])
+                    data_at = STAMP + len(front)
                 aliases = len(self._aliases)
             else:
                 continue
-            if self._timings is not None and not is_redelivered:
+            if timings is not None and not is_redelivered:
                 stored_ms = int.from_bytes(envelope[1:7], "big")
                 if stored_ms >= self._since_ms:  # what has waited for the client says nothing about the way
-                    self._timings.delivered(max(0, self._now_ms() - stored_ms) / 1000)
+                    timings.delivered(max(0, self._now_ms() - stored_ms) / 1000)
 
     def _letter(self, packets: list[bytes], seq: int, envelope: bytes, *, is_redelivered: bool) -> MqttLetter | None:
         """Add the packet for one letter, and return the letter if it is sent. Raises StopAt."""
