@@ -116,6 +116,9 @@ async def test_credentials_and_rights_decide_at_each_step(server: Server, fleet_
             one.abort()
         ada = await RawClient(gateway.port, 5).connect("ada", username="ada", password=b"secret")
         assert await ada.subscribe(("private/#", 1), ("#", 1), ("open/x", 1)) == b"\1\x87\x87"
+        old = await RawClient(gateway.port, 4).connect("ada-4", username="ada", password=b"secret")
+        assert await old.subscribe(("private/#", 1), ("#", 1)) == b"\1\x80"
+        old.abort()
         assert await ada.publish("open/x", b"no") == 0x87
         assert await ada.publish("private/hidden", b"no") == 0x87
         assert await ada.publish("private/x", b"yes") == 0

@@ -85,6 +85,13 @@ async def test_where_public_suites_expect_something_else(client: Make, name: str
     old.send(p.connect(f"{name}-3", 4, flags=0x03))  # the reserved flag
     assert await old.ended() is None
 
+    kept = [f"{name}/kept/{number}" for number in range(3)]
+    for each in kept:
+        assert await one.publish(each, b"x", 1, retain=True) == 0
+    late = await client(5).connect(f"{name}-4")
+    await late.subscribe((f"{name}/kept/+", 1))
+    assert sorted([(await late.message()).topic for _ in kept]) == kept  # in any order
+
 
 async def test_subscribing_again_without_an_identifier_removes_it(client: Make, name: str) -> None:
     """[3.8.4-3], 3.8.2.1.2: the new subscription replaces the old one whole."""
