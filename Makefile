@@ -78,6 +78,7 @@ simulation: $(READY) $(OTHER) ## 20 000 races on virtual time (an hour or more),
 	@$(BIN)/python -m tests.simulation --encoded --count 2000 --jobs 2
 	@$(BIN)/python -m tests.simulation --resized --count 1000 --jobs 2
 	@$(BIN)/python -m tests.simulation --unwatched --count 500 --jobs 2
+	@$(BIN)/python -m tests.simulation --mqtt --count 1000 --jobs 2
 
 matrix: $(READY) ## The contract over every server and every way to reach it; writes docs/compatibility.md
 	@$(BIN)/python -m tests.matrix $(if $(SERVER),--server "$(SERVER)") $(WAYS)

@@ -36,6 +36,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--server", default=SERVER, choices=["valkey-8.1", "redis-8.2"], help="on this server")
     parser.add_argument("--encoded", action="store_true", help="messages are encrypted, or lie in a store")
     parser.add_argument("--resized", action="store_true", help="the topic grows while all goes on")
+    parser.add_argument("--mqtt", action="store_true", help="gateways read the letters of MQTT clients")
     parser.add_argument("--unwatched", action="store_true", help="all members that watch a large group go at once")
     parser.add_argument("--trace", type=Path, help="write everything that happened to this file")
     parser.add_argument("--until-failure", action="store_true", help="end with the first seed that fails, unshrunk")
@@ -51,6 +52,7 @@ def options() -> argparse.Namespace:
 def plan_of(chosen: argparse.Namespace) -> Plan:
     """The plan for the chosen span, with as many messages a second."""
     plan = Plan(encodes=float(chosen.encoded), resizes=float(chosen.resized), unwatches=float(chosen.unwatched))
+    plan = replace(plan, mqtt=float(chosen.mqtt))
     factor = chosen.minutes * 60 / plan.seconds if chosen.minutes else 1
     plan = replace(plan, noted=1.0 if chosen.noted else plan.noted)
     plan = replace(plan, large=1.0 if chosen.large else plan.large, batched=1.0 if chosen.batched else plan.batched)
@@ -111,6 +113,7 @@ def replay_command(chosen: argparse.Namespace, outcome: Outcome) -> str:
     words += ["--encoded"] if chosen.encoded else []
     words += ["--resized"] if chosen.resized else []
     words += ["--unwatched"] if chosen.unwatched else []
+    words += ["--mqtt"] if chosen.mqtt else []
     words += ["--server", chosen.server] if chosen.server != SERVER else []
     return shlex.join([*words, *(word for name in outcome.made or [""] for word in ("--only", name))])
 

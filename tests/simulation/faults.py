@@ -14,6 +14,7 @@ from tests.simulation.plan import (
     DEVICE_COMMANDS,
     DIGEST_COMMANDS,
     FEED_COMMANDS,
+    GATEWAY_COMMANDS,
     GROUP,
     GROUP_RATE_COMMANDS,
     HOT_COMMANDS,
@@ -261,7 +262,7 @@ class Fates:
 
     def _usual_commands_of(self, victim: Member) -> tuple[str, ...]:
         if victim.device:
-            return DEVICE_COMMANDS
+            return GATEWAY_COMMANDS if self._run.plan.is_mqtt else DEVICE_COMMANDS
         if self._run.plan.has_outputs or self._run.plan.has_hook or self._run.plan.has_fallback:
             return OUTPUT_COMMANDS
         if self._run.plan.rate[0]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,7 +27,8 @@ class Devices:
         self._run, self._received = run, received
         self._numbers: dict[Name, int] = {}
         self._confirmed: dict[Name, float] = {}
-        self._losses = 0
+        self.losses = 0
+        """How often the server has lost writes."""
 
     async def serve(self, member: Member, device: str) -> None:
         """Read until a newer process of the device takes over. A late connect of an older one is taken over again."""
@@ -50,21 +52,27 @@ class Devices:
         run, pending, last = self._run, list[tuple[Name, int]](), 0
         opened = run.world.now
         async for letter in session:
-            name = self._note(member, letter, last, opened)
+            name = (letter.payload["key"], letter.payload["n"])
+            self.note(member, name, letter.seq, last=last, opened=opened)
             last = letter.seq
             label = f"{member.process.name} {name}"
             if run.plan.busy:
                 await anyio.sleep(run.world.choices.between(0, run.plan.busy, f"reads: {label}"))
             await session.ack(letter)
-            pending.append((name, self._losses))
+            pending.append((name, self.losses))
             if run.world.choices.unit(f"flushes: {label}") < 0.2:
                 await session.flush()
-                self._confirmed |= {each: run.world.now for each, losses in pending if losses == self._losses}
+                self.confirm(pending)
                 pending.clear()
+
+    def confirm(self, acknowledged: Sequence[tuple[Name, int]]) -> None:
+        """The server has confirmed these acknowledgements. Each has the `losses` of its moment."""
+        now, losses = self._run.world.now, self.losses
+        self._confirmed |= {name: now for name, before in acknowledged if before == losses}
 
     def forget(self, since: float) -> None:
         """The server has lost its last writes: acknowledgements that it had confirmed since then may be lost."""
-        self._losses += 1
+        self.losses += 1
         self._confirmed = {name: at for name, at in self._confirmed.items() if at < since}
 
     def unread(self, device: str) -> list[str]:
@@ -74,20 +82,20 @@ class Devices:
         refs = [each.decode() for each in ask("ZRANGE", inbox, 0, -1)]
         encoding = self._run.encoded.encoding
         letters = {seq: Letter(int(seq), ask("GET", f"{inbox}_{seq}") or b"", encoding=encoding) for seq in refs}
-        if not self._losses:
+        if not self.losses:
             return list(letters)
-        return [seq for seq, each in letters.items() if (each.payload["key"], each.payload["n"]) not in self._numbers]
+        orders = {seq: json.loads(each.data) for seq, each in letters.items()}
+        return [seq for seq, each in orders.items() if (each["key"], each["n"]) not in self._numbers]
 
-    def _note(self, member: Member, letter: Letter, last: int, opened: float) -> Name:
+    def note(self, member: Member, name: Name, seq: int, *, last: int, opened: float) -> None:
+        """A connection that was opened then has received a letter, after the one with the seq `last`."""
         run, who = self._run, member.process.name
-        name = (letter.payload["key"], letter.payload["n"])
-        run.world.note(f"   {who} receives {name}, number {letter.seq}")
-        if letter.seq <= last:
-            run.violate(f"{who} receives letter {letter.seq} after {last}")
-        is_copy = self._numbers.setdefault(name, letter.seq) != letter.seq
+        run.world.note(f"   {who} receives {name}, number {seq}")
+        if seq <= last:
+            run.violate(f"{who} receives letter {seq} after {last}")
+        is_copy = self._numbers.setdefault(name, seq) != seq
         if is_copy and not run.is_perhaps_twice(name):
-            run.violate(f"{name} was stored as letter {self._numbers[name]} and as letter {letter.seq}")
+            run.violate(f"{name} was stored as letter {self._numbers[name]} and as letter {seq}")
         if not is_copy and self._confirmed.get(name, run.world.now) < opened:
             run.violate(f"{who} receives {name} after its acknowledgement was confirmed")
         self._received(name, member.number)
-        return name

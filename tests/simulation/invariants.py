@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from rsmq.gateway.fleet.scripts import ACK_CLIENTS, BEGIN_MQTT_SESSION
 from rsmq.redis import scripts
 from rsmq.redis.scripts import NO_SESSION, OK, STALE_EPOCH
 
@@ -58,6 +59,21 @@ def fences(command: Sequence[bytes], name: str) -> Iterator[tuple[bytes, list[by
         yield keys[FENCED[name]], [args[0], args[1]]
     elif name in SESSIONS:
         yield keys[1], [args[0]]
+    elif name == ACK_CLIENTS.name:
+        for session, epoch in zip(keys[1::3], texts(args[0])[::3], strict=True):
+            yield session, [epoch]
+    elif name == BEGIN_MQTT_SESSION.name:
+        yield keys[0], [args[0]]
+
+
+def texts(packed: bytes) -> list[bytes]:
+    """The texts of an array of MessagePack, each with a length of four bytes."""
+    found, at = list[bytes](), 5
+    while at < len(packed):
+        start = at + 5
+        at = start + int.from_bytes(packed[at + 1 : start], "big")
+        found.append(packed[start:at])
+    return found
 
 
 def settled_by(command: Sequence[bytes], name: str) -> Iterator[tuple[str, list[bytes]]]:
@@ -133,7 +149,7 @@ class Fences:
         for name, stale, reply in zip(self._names, self._stale, replies, strict=False):
             if not any(stale) or isinstance(reply, Exception):
                 continue
-            answers = reply if name in OF_LANES else [reply]
+            answers = reply if name in OF_LANES or name == ACK_CLIENTS.name else [reply]
             words = [answer if isinstance(answer, bytes) else answer[0] for answer in answers]
             if any(is_stale and word not in REFUSED for is_stale, word in zip(stale, words, strict=True)):
                 self.violate(f"{name} of a member without the lease was accepted")

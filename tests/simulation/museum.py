@@ -59,13 +59,14 @@ class Exhibit:
     edits: Sequence[Edit]
     needs: Callable[[Plan], bool] = lambda _: True
     """Only seeds with such a plan can show it; the others are not played."""
-    option: Literal["", "--encoded", "--resized", "--unwatched"] = ""
-    """Where messages are encoded, the topic grows, or all watchers go. `make simulation` plays such seeds."""
+    option: Literal["", "--encoded", "--resized", "--unwatched", "--mqtt"] = ""
+    """Where messages are encoded, the topic grows, all watchers go, or gateways read letters. `make simulation` plays
+    such seeds."""
 
     @property
     def plan(self) -> Plan:
         """What its seeds vary."""
-        shares = {"encodes": "--encoded", "resizes": "--resized", "unwatches": "--unwatched"}
+        shares = {"encodes": "--encoded", "resizes": "--resized", "unwatches": "--unwatched", "mqtt": "--mqtt"}
         return replace(Plan(), **{name: float(self.option == option) for name, option in shares.items()})
 
 
@@ -98,6 +99,11 @@ def unwatched(name: str, what: str, path: str, old: str, new: str, *kinds: str) 
     """A bug that shows where all members that watch the others go in one of these ways."""
     edits = [Edit(f"rsmq/heartbeat/{path}", old, new)]
     return Exhibit(name, what, edits, lambda plan: plan.unwatched in kinds, "--unwatched")
+
+
+def mqtt(name: str, what: str, path: str, old: str, new: str = "") -> Exhibit:
+    """A bug that shows where gateways read the letters of MQTT clients."""
+    return Exhibit(name, what, [Edit(f"rsmq/{path}", old, new)], lambda plan: plan.is_mqtt, "--mqtt")
 
 
 def aims_at(*aims: str) -> Callable[[Plan], bool]:
@@ -1021,6 +1027,47 @@ EXHIBITS: Final = (
         "            self._hinted.update(members)\n"
         "            for each in members:\n                self._liveness.ended(each)\n",
         "split",
+    ),
+    mqtt(
+        "ack_clients without its fence",
+        "a gateway whose clients were taken over removes their letters",
+        "redis/lua/shared/remove_acked.lua",
+        "if state[1] ~= epoch then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
+    ),
+    mqtt(
+        "a letter that came along with its ring is taken out of turn",
+        "it overtakes those that were only rung for",
+        "persistence/inbox_cursor.py",
+        "if not self.is_drained or self.at != str(pushed.before) or self.room <= 0:",
+        "if self.room <= 0:",
+    ),
+    mqtt(
+        "a letter that went along with its ring counts as sent",
+        "after a lost master the acknowledgement of a lost letter removes another one, which nobody has got",
+        "redis/lua/shared/note_letters.lua",
+        "'until_ms', till, 'pushed', pushed)",
+        "'until_ms', till, 'pushed', pushed, 'sent', last)",
+    ),
+    mqtt(
+        "a doorbell that connects again does not ring",
+        "letters wait until the next one comes: their rings were lost with the connection",
+        "persistence/doorbell.py",
+        'self._rung(reply[1], b"")\n                elif reply[0] == b"sunsubscribe"',
+        'pass\n                elif reply[0] == b"sunsubscribe"',
+    ),
+    mqtt(
+        "a letter that comes again after a lost master is not known",
+        "a client gets it twice in one connection",
+        "gateway/fleet/history.py",
+        "        ids = self.lost.get(fingerprint(envelope)) if self.lost else None\n",
+        "        ids = None\n",
+    ),
+    mqtt(
+        "what waits behind a letter that was taken from its ring is not rung for",
+        "the next letter only rings while the first one is not named, and its page is not asked for",
+        "gateway/fleet/inbox_reader.py",
+        "        if (cursor.room <= 0 or cursor.is_drained) and not is_rung:\n",
+        "        if cursor.room <= 0 or cursor.is_drained or cursor.named:\n",
     ),
 )
 

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 import hiredis
 
+from rsmq.gateway.fleet.scripts import ACK_CLIENTS, BEGIN_MQTT_SESSION
 from rsmq.redis import scripts
 from tests.simulation.invariants import Fences
 from tests.simulation.world import EPOCH, World
 
 SCRIPTS: Final = {
     name: script.name
-    for script in vars(scripts).values()
+    for script in (*vars(scripts).values(), ACK_CLIENTS, BEGIN_MQTT_SESSION)
     if isinstance(script, scripts.Script)
     for name in (script.sha, script.source)
 }

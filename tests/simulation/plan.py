@@ -44,6 +44,7 @@ QUIET_COMMANDS: tuple[str, ...] = ("keep_waits", "keep_waits", "keep_waits", "pu
 RESIZE_COMMANDS: tuple[str, ...] = ("are_finished", "are_finished", "resize_topic", "resize_topic", "change_layout")
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
+GATEWAY_COMMANDS: tuple[str, ...] = ("open_session", "begin_mqtt_session", "page_letters", "ack_clients", "ack_clients")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
     ("key", "hash", 0), ("key", "hash", 0), ("key", "hash", 7), ("partition", "hash", 5), ("none", "hash", 0),
     ("none", "hash", 7), ("none", "shared", 0), ("none", "shared", 7),
@@ -100,10 +101,12 @@ class Plan:
     `encodes`: the share of seeds in which messages are `encoded`: compressed and encrypted with one of two keys, and of
     half of them the bodies lie in a store, which is slow, goes away, and is swept. Letters are encrypted.
     `resizes`: the share of seeds in which the topic grows, by each factor of `growth` in turn, from so many seconds on.
+    `mqtt`: the share of seeds in which the inboxes are those of MQTT clients, whose letters gateways read (`is_mqtt`).
     `unwatches`: the share of seeds in which all watchers go at once, by `unwatched`, and nothing else happens.
     """
 
     unwatches: float = 0.0
+    mqtt: float = 0.0
     unwatched: Literal["", "die", "sleep", "split"] = ""
     resizes: float = 0.0
     growth: tuple[int, ...] = ()
@@ -169,6 +172,7 @@ class Plan:
     burst: int = 1
     delayed: float = 0.0
     is_inbox: bool = False
+    is_mqtt: bool = False
     has_outputs: bool = False
     retention: float = 3600.0
 
@@ -223,10 +227,11 @@ class Plan:
             return replace(self, resizes=0.0, aims=0.0).varied(choices)._grown(choices)
         if choices.unit("unwatched") < self.unwatches:
             return self._unwatched(choices)
-        if choices.unit("aim") < self.aims:
+        if choices.unit("aim") < self.aims and not self.mqtt:
             return self._aimed(choices)
         ordering, distribution, batch = choices.among(STYLES, "style")
-        is_inbox = choices.unit("inbox") < self.inboxes
+        is_mqtt = choices.unit("mqtt") < self.mqtt
+        is_inbox = is_mqtt or choices.unit("inbox") < self.inboxes
         if is_inbox:
             ordering, distribution, batch = "partition", "hash", 20
         is_shared = distribution == "shared" and not batch
@@ -264,6 +269,7 @@ class Plan:
             calls=choices.among(CALLS, "calls") if has_limits and not batch else (0, False),
             holding=0.03 if has_limits and choices.unit("holds") < 0.5 else 0.0,
             is_inbox=is_inbox,
+            is_mqtt=is_mqtt,
             uniques=0 if is_inbox or is_audited else choices.among([0, 0, 0, 0, 3], "uniques"),
             halts=not (is_inbox or is_audited) and choices.unit("halt") < 0.1,
             hangs=not (is_inbox or is_audited) and choices.unit("hang") < 0.1,
@@ -287,7 +293,7 @@ class Plan:
         may_encode = not (
             is_inbox or has_hook or has_fallback or varied.uniques or varied.expires or varied.moves or varied.in_batch
         )
-        if is_inbox and choices.unit("encoded letters") < self.encodes:
+        if is_inbox and not is_mqtt and choices.unit("encoded letters") < self.encodes:
             return replace(varied, encoded="sealed")
         if may_encode and choices.unit("encoded") < self.encodes:
             kind = choices.among(["sealed", "stored"], "how encoded")

@@ -30,6 +30,7 @@ from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
 from tests.simulation.limits import Limits
 from tests.simulation.moves import Moves
+from tests.simulation.mqtt import Gateways
 from tests.simulation.network import Network
 from tests.simulation.notes import Notes
 from tests.simulation.plan import GROUP, TOPIC, Plan
@@ -87,6 +88,7 @@ class Run:
         self.members: list[Member] = []
         self.fates = Fates(self)
         self.devices = Devices(self, self._note_letter)
+        self.gateways = Gateways(self, self.devices)
         self.cancels, self.moves = Cancels(self), Moves(self)
         self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
         self.limits, self.quiet, self.digests = Limits(self), Quiet(self), Digests(self)
@@ -114,8 +116,10 @@ class Run:
         """From the start of all processes until everything is settled."""
         for _ in range(self.plan.members):
             self.start_member()
-        for key in range(self.plan.keys if self.plan.is_inbox else 0):
-            self.start_device(f"k{key}")
+        devices = [f"k{key}" for key in range(self.plan.keys if self.plan.is_inbox else 0)]
+        for device in (" ".join(devices[::2]), " ".join(devices[1::2])) if self.plan.is_mqtt else devices:
+            if device:
+                self.start_device(device)
         publisher = Process(self.world, self.network, "p")
         publisher.start(self._publish())
         if self.plan.encoded == "stored":
@@ -328,12 +332,13 @@ class Run:
         return member
 
     def start_device(self, device: str) -> Member:
-        """Start a device in a process of its own; it takes over from an earlier one."""
+        """Start a device in a process of its own, or a gateway with its clients; it takes over from an earlier one."""
         number = len(self.members) + 1
         process = Process(self.world, self.network, f"d{number}")
         member = Member(number, process, self.members[0].broker, device)
         self.members.append(member)
-        process.start(self.devices.serve(member, device))
+        serve = self.gateways.serve if self.plan.is_mqtt else self.devices.serve
+        process.start(serve(member, device))
         return member
 
     def replace(self, member: Member) -> Member:
@@ -487,6 +492,9 @@ class Run:
             member.broker.every(timedelta(seconds=plan.schedule), TOPIC, key="tick")(tick)
         if plan.is_inbox:
             policy = RetryPolicy(max_attempts=50, wait=wait_fixed(0.3))
+            if plan.is_mqtt:
+                self.gateways.route(member, TOPIC, GROUP, plan.batch, policy)
+                return
             member.broker.deliver(TOPIC, to=recipient, group=GROUP, batch=plan.batch, retry=policy)
             return
         options: dict[str, Any] = {"batch": plan.batch} if plan.batch else {"concurrency": plan.concurrency}
@@ -520,6 +528,8 @@ class Run:
             for n in range(plan.uniques):
                 for publisher in "ab":
                     tasks.start_soon(self.uniques.publish, broker, f"u{n}", publisher)
+            if plan.is_mqtt:
+                await self.gateways.wait_for_sessions(plan.keys)
             for n in range(plan.messages):
                 key = f"k{int(choices.unit(f'key {n}') ** (4 if plan.is_hot else 1) * plan.keys)}"
                 band = await self._band(broker, f"band of {key}") if plan.bands else None
