@@ -1035,13 +1035,6 @@ EXHIBITS: Final = (
         "if state[1] ~= epoch then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
     ),
     mqtt(
-        "a letter that came along with its ring is taken out of turn",
-        "it overtakes those that were only rung for",
-        "persistence/inbox_cursor.py",
-        "if not self.is_drained or self.at != str(pushed.before) or self.room <= 0:",
-        "if self.room <= 0:",
-    ),
-    mqtt(
         "a letter that went along with its ring counts as sent",
         "after a lost master the acknowledgement of a lost letter removes another one, which nobody has got",
         "redis/lua/shared/note_letters.lua",
@@ -1054,20 +1047,6 @@ EXHIBITS: Final = (
         "persistence/doorbell.py",
         'self._rung(reply[1], b"")\n                elif reply[0] == b"sunsubscribe"',
         'pass\n                elif reply[0] == b"sunsubscribe"',
-    ),
-    mqtt(
-        "a letter that comes again after a lost master is not known",
-        "a client gets it twice in one connection",
-        "gateway/fleet/history.py",
-        "        ids = self.lost.get(fingerprint(envelope)) if self.lost else None\n",
-        "        ids = None\n",
-    ),
-    mqtt(
-        "what waits behind a letter that was taken from its ring is not rung for",
-        "the next letter only rings while the first one is not named, and its page is not asked for",
-        "gateway/fleet/inbox_reader.py",
-        "        if (cursor.room <= 0 or cursor.is_drained) and not is_rung:\n",
-        "        if cursor.room <= 0 or cursor.is_drained or cursor.named:\n",
     ),
 )
 
