@@ -26,6 +26,24 @@ KINDS: Final = (
 """The fields of a schedule in the hash of its partition, before its name."""
 
 
+CARRIED: Final = tuple(kind for kind in KINDS if kind not in ("rule", "added", "owner", "until"))
+"""What an added schedule keeps when its key changes, so that it is stored in another partition."""
+
+
+def number_of(topic: Topic, name: str, key: str | None) -> int:
+    """The partition whose hash has an added schedule. An empty key is a key."""
+    return topic.layout.root_of(topic.open_block().partition_for(name if key is None else key))
+
+
+def stored_key(definition: bytes) -> str | None:
+    """The key of an added schedule; None without one, or if another client has spoiled its record."""
+    try:
+        key = from_json(definition).get("key")
+    except (ValueError, AttributeError):
+        return None
+    return key if isinstance(key, str) else None
+
+
 def entry_of(topic: str, name: str, key: str | None) -> str:
     """The entry of an added schedule in the index: what it takes to find its partition."""
     return f"{topic}|{name}|{key or ''}"
@@ -103,7 +121,7 @@ class Schedules:
         data, kind = encode_payload(payload)
         data, enc = self._encoding.encode(data, schedule_binding(topic, name), wanted.key, kind)
         found = await lookup_topic(self._topics, topic)
-        key = self._keys.every(topic, self._number(found, name, wanted.key))
+        key = self._keys.every(topic, number_of(found, name, wanted.key))
         is_known, is_added = await self._client.execute_command("HMGET", key, f"rule|{name}", f"added|{name}")
         if is_known and not is_added:
             raise ConfigError(
@@ -116,10 +134,22 @@ class Schedules:
             "expires_ms": None if wanted.expires is None else to_ms(wanted.expires),
         }  # fmt: skip
         rule = rule_json(wanted.trigger)
+        earlier = await self._earlier(found, key, name)
+        for fields in earlier.values():
+            for field in (f"{kind}|{name}" for kind in CARRIED):
+                if field in fields:
+                    await self._client.execute_command("HSETNX", key, field, fields[field])
         await self._client.execute_command(
             "HSET", key, f"rule|{name}", rule, f"added|{name}", to_json(definition, exclude_none=True)
         )
-        await self._client.execute_command("ZADD", self._keys.schedules, 0, entry_of(topic, name, wanted.key))
+        entry = entry_of(topic, name, wanted.key)
+        await self._client.execute_command("ZADD", self._keys.schedules, 0, entry)
+        definitions = [*([is_added] if is_added else []), *(fields[f"added|{name}"] for fields in earlier.values())]
+        gone = {entry_of(topic, name, stored_key(each)) for each in definitions} - {entry}
+        if gone:
+            await self._client.execute_command("ZREM", self._keys.schedules, *gone)
+        for other in earlier:
+            await self._client.execute_command("HDEL", other, *(f"{kind}|{name}" for kind in KINDS))
 
     async def remove(self, topic: str, name: str) -> None:
         """Delete a schedule that was added, or one whose code is gone: it has no leader.
@@ -138,8 +168,13 @@ class Schedules:
 
     # -- internal -------------------------------------------------------------------------------------------------
 
-    def _number(self, topic: Topic, name: str, key: str | None) -> int:
-        return topic.layout.root_of(topic.open_block().partition_for(name if key is None else key))
+    async def _earlier(self, topic: Topic, key: str, name: str) -> dict[str, dict[str, Any]]:
+        """The fields of an added schedule in hashes of other partitions: it had another key before."""
+        others = [other for number in topic.numbers if (other := self._keys.every(topic.name, number)) != key]
+        replies = await ask_all(self._client, [("HEXISTS", other, f"added|{name}") for other in others])
+        there = [other for other, is_there in zip(others, replies, strict=True) if is_there]
+        found = await ask_all(self._client, [("HGETALL", other) for other in there])
+        return {other: as_dict(each) for other, each in zip(there, found, strict=True)}
 
     async def _key_of(self, topic: Topic, name: str) -> str:
         """The hash that has a schedule. Raises ConfigError."""
@@ -155,10 +190,7 @@ class Schedules:
     async def _entry(self, key: str, topic: Topic, name: str) -> str | None:
         """The entry of an added schedule in the index; None of one that is in the code."""
         definition = await self._client.execute_command("HGET", key, f"added|{name}")
-        try:
-            return None if not definition else entry_of(topic.name, name, from_json(definition).get("key"))
-        except (ValueError, AttributeError):
-            return None
+        return None if not definition else entry_of(topic.name, name, stored_key(definition))
 
     async def _wake(self, key: str, topic: Topic, name: str) -> None:
         """An added schedule is looked at now."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 import anyio
 from pydantic_core import from_json
 
+from rsmq.control.schedules import entry_of, number_of, stored_key
 from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, MessageError
 from rsmq.handler.failure import describe
 from rsmq.handler.schedule import EncodedPayload, Schedule, build_schedule, read_rule, schedule_binding
@@ -101,7 +102,7 @@ class AddedSchedules:
         """
         topic, name, key = [*member.decode(errors="replace").split("|", 2), "", ""][:3]
         try:
-            schedule = await self._schedule(topic, name, key or None)
+            schedule = await self._schedule(topic, name, key)
             pause = None if schedule is None else await self._check(schedule)
         except BrokerUnavailable:
             raise
@@ -123,17 +124,19 @@ class AddedSchedules:
         self._is_leaving = True
         return 0.0
 
-    async def _schedule(self, topic: str, name: str, key: str | None) -> Schedule | None:
-        """The schedule as it was added."""
+    async def _schedule(self, topic: str, name: str, key: str) -> Schedule | None:
+        """The schedule as it was added. The entry of one without a key is that of one whose key is empty."""
         found = await self._context.topics.find(topic)
-        if found is None:
-            return None
-        number = found.layout.root_of(found.open_block().partition_for(name if key is None else key))
-        fields = (f"added|{name}", f"rule|{name}")
-        definition, rule = await self._client.execute_command("HMGET", self._context.keys.every(topic, number), *fields)
-        if not definition or not rule:
-            return None
-        return read_schedule(topic, name, key, definition, rule, self._encoding)
+        for route in (key,) if key else (None, ""):
+            if found is None:
+                break
+            number = number_of(found, name, route)
+            fields = (f"added|{name}", f"rule|{name}")
+            every = self._context.keys.every(topic, number)
+            definition, rule = await self._client.execute_command("HMGET", every, *fields)
+            if definition and rule and is_under(route, definition):
+                return read_schedule(topic, name, route, definition, rule, self._encoding)
+        return None
 
     async def _audit(self) -> None:
         """Add to the index what it has lost: in a failover, or because a process died between two writes."""
@@ -148,14 +151,19 @@ class AddedSchedules:
                         await self._index_again(topic.name, name, value)
 
     async def _index_again(self, topic: str, name: str, definition: bytes) -> None:
-        try:
-            key = from_json(definition).get("key") or ""
-        except (ValueError, AttributeError):
-            return
-        await self._client.execute_command("ZADD", self._index, "NX", 0, f"{topic}|{name}|{key}")
+        await self._client.execute_command("ZADD", self._index, "NX", 0, entry_of(topic, name, stored_key(definition)))
 
     def __repr__(self) -> str:
         return "<AddedSchedules>"
+
+
+def is_under(key: str | None, definition: bytes) -> bool:
+    """Whether a record has this key. Also if it cannot be read: then it is named."""
+    try:
+        stored = from_json(definition).get("key")
+    except (ValueError, AttributeError):
+        return True
+    return stored == key or not isinstance(stored, str | None)
 
 
 def read_schedule(

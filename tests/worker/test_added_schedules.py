@@ -7,7 +7,7 @@ from base64 import b64encode
 
 import pytest
 
-from rsmq import Broker, Settings
+from rsmq import Broker, Message, Settings
 from rsmq.codecs import Encrypt, Keyring
 from rsmq.control.schedules import entry_of
 from rsmq.errors import CannotDecode, Malformed
@@ -113,6 +113,33 @@ async def test_the_payload_of_a_schedule_belongs_to_its_name_and_key(server_url:
             read_schedule("safe", name, "k", wrong, rule, broker.encoding)
     with pytest.raises(CannotDecode, match="key a"):
         read_schedule("safe", "one", "k", definition, rule)
+
+
+@pytest.mark.parametrize("partitions", [1, 5])
+async def test_a_schedule_with_an_empty_key_ticks_and_one_that_changes_its_key_ticks_once(
+    server_url: str, prefix: str, partitions: int
+) -> None:
+    """An empty key is a key: the messages bear it. With another key the schedule goes on, paused as it was."""
+    broker, found = broker_with(server_url, prefix), list[tuple[str, str | None]]()
+
+    @broker.handler("ticks", group="g", partitions=partitions)
+    async def note(payload: str, message: Message) -> None:
+        found.append((payload, message.key))
+
+    async with broker:
+        await broker.topics.ensure("ticks", partitions)
+        await broker.schedules.upsert("one", "100ms", "ticks", "before", key="c-1")
+        await broker.schedules.upsert("one", "100ms", "ticks", "without")
+        await broker.schedules.pause("ticks", "one")
+        await broker.schedules.upsert("one", "100ms", "ticks", "empty", key="")
+        async with broker.running():
+            await broker.schedules.resume("ticks", "one")
+            await until(lambda: len(found) >= 3, "it ticks")
+        assert set(found) == {("empty", "")}
+        every = [broker.keys.every("ticks", number) for number in range(partitions)]
+        assert sum([await ask(broker, "HEXISTS", each, "added|one") for each in every]) == 1
+        await broker.schedules.remove("ticks", "one")
+        assert await ask(broker, "EXISTS", broker.keys.schedules, *every) == 0
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
