@@ -82,5 +82,7 @@ def show(found: list[TopicBodies], *, as_json: bool) -> None:
     values: list[dict[str, Any]] = [asdict(each) for each in found]
     print_rows(values, columns, rows, "the store has no bodies of this server", as_json=as_json)
     for each in () if as_json else found:
+        if each.is_moving:
+            print_line(f"{each.topic}: its entries move to other partitions, so nothing was deleted: look again later")
         for name in each.lost:
             print_line(f"{each.topic}: an entry names {name}, and the store does not have it")
