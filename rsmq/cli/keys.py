@@ -16,7 +16,7 @@ from rsmq.cli.tables import print_rows
 from rsmq.codecs.keyring import Keyring
 from rsmq.codecs.reading import KEYS, has_keys
 from rsmq.inspector.key_status import KINDS, KeyStatus, KeyUse, result_keys
-from rsmq.inspector.letter_keys import letter_keys
+from rsmq.inspector.letter_keys import letter_keys, will_keys
 
 NOT_LOOKED_AT = "Not looked at: archives{}. A key that none of them needs, and no row above, can be deleted."
 
@@ -59,15 +59,20 @@ def status(
     """Which keys the payloads of a topic still need, and where. Reads all of it, and shows no key, only ids."""
 
     async def read(connection: CommandConnection) -> tuple[list[KeyUse], dict[str, Counter[str]]]:
-        uses = await KeyStatus(connection.client, connection.keys, await connection.topic(topic)).run()
-        counted = await letter_keys(connection.client, connection.keys) if devices else {}
+        client, keys = connection.client, connection.keys
+        found = await connection.topic(topic)
+        wills = await will_keys(client, keys) if devices else Counter[str]()
+        uses = await KeyStatus(client, keys, found).run()
+        counted = {**await letter_keys(client, keys), "wills": wills} if devices else {}
         if results:
-            counted["results"] = await result_keys(connection.client, connection.keys)
+            counted["results"] = await result_keys(client, keys)
         return uses, counted
 
+    # in the order in which payloads move: what is relayed meanwhile is in the topic by then
+    rows = None if outbox is None else in_database(outbox, lambda link: sql_room().read_keys(link, topic))
     found, counted = ask(url, read)
-    if outbox is not None:
-        counted["outbox"] = Counter(in_database(outbox, lambda link: sql_room().read_keys(link, topic)))
+    if rows is not None:
+        counted["outbox"] = Counter(rows)
     elsewhere = {key for each in counted.values() for key in each}
     found += [KeyUse(key) for key in sorted(elsewhere - {use.key for use in found})]
     known = known_ids()

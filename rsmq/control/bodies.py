@@ -17,14 +17,12 @@ from rsmq.errors import LostBody
 from rsmq.model.body import CLOCK, NAME, Offloading
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
-from rsmq.model.layout import Block
-from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.record import exact_text
 from rsmq.redis.client.connector import Client
 from rsmq.redis.identity import deployment_id
 from rsmq.redis.scripts import FIND_BODIES, FIND_DELAYED_BODIES
-from rsmq.redis.streams import ask_all, group_names
-from rsmq.redis.topics import Topics
+from rsmq.redis.streams import group_names
+from rsmq.redis.topics import Topics, stored_numbers
 
 log = logging.getLogger("rsmq.bodies")
 
@@ -69,7 +67,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NamedBodies:
     """The names in entries of a topic. `is_all`: no body that was asked for has an entry beside these."""
 
     names: set[str]
@@ -124,7 +122,7 @@ class Bodies:
             done.append(state)
         return done
 
-    async def named(self, deployment: str, topic: str, bodies: Set[str]) -> Found:
+    async def named(self, deployment: str, topic: str, bodies: Set[str]) -> NamedBodies:
         """The names that entries of a topic have. Of `bodies` at least all that are named from the beginning to the
         end, if it `is_all`.
 
@@ -145,9 +143,9 @@ class Bodies:
                 is_quiet = is_quiet and all(name in names or name not in bodies for name in found)
                 names.update(found)
             if number_of_pass and is_quiet and numbers == before:
-                return Found(names, is_all=True)
+                return NamedBodies(names, is_all=True)
             before = numbers
-        return Found(names, is_all=False)
+        return NamedBodies(names, is_all=False)
 
     async def _pass(
         self, topic: str, folder: str, numbers: set[int], groups: set[str], lasts: dict[str, str]
@@ -181,17 +179,9 @@ class Bodies:
             yield texts(found)
 
     async def _numbers(self, topic: str) -> set[int]:
-        """The partitions of a topic, and others with something in them, from a time when it had more."""
+        """The partitions of a topic, and others with something in them."""
         known = await self._topics.find(topic)
-        own = set[int]() if known is None else {*known.numbers}
-        every = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in own]
-        names = [(self._keys.stream(topic, number), self._keys.delayed(topic, number)) for number in every]
-        if not self._client.is_cluster:
-            others = [name for pair in names for name in pair]
-            if not others or not await self._client.execute_command("EXISTS", *others):
-                return own
-        found = await ask_all(self._client, [("EXISTS", *pair) for pair in names])
-        return own | {number for number, there in zip(every, found, strict=True) if there}
+        return await stored_numbers(self._client, self._keys, topic, () if known is None else known.numbers)
 
     async def _outs(self) -> list[str]:
         """The out-streams of all topics: outputs for any topic wait in them, on a cluster."""

@@ -1,7 +1,7 @@
 """Which keys the payloads of a topic still need, and where: what may not be deleted yet when keys are rotated.
 
-It only reads, all of the topic, in pages. Archives are not looked at. `letter_keys` counts those of devices, and
-`result_keys` results and answers.
+It only reads, all of the topic, in pages. Where payloads go to is read last, so one that moves meanwhile is counted,
+perhaps twice. Archives are not looked at. `letter_keys` counts those of devices, `result_keys` results and answers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
-from rsmq.redis.streams import ask_all, groups_of, hash_fields, read_entries
-from rsmq.redis.topics import Topic
+from rsmq.redis.streams import as_dict, ask_all, groups_of, hash_fields, newest_id, read_entries
+from rsmq.redis.topics import Topic, stored_numbers
 
 PAGE: Final = 1000
 LONGEST_HEAD: Final = 1023
@@ -64,63 +64,82 @@ class KeyStatus:
 
     async def run(self) -> list[KeyUse]:
         """One for each key, and one for what is not encrypted, if there is any: the most used first."""
-        found = defaultdict[str, Counter[str]](Counter)
-        for partition in self._topic.numbers:
-            async for kind, fields in self._entries(partition):
-                found[key_of(value_of(fields))][kind] += 1
+        found, ends, is_again = defaultdict[str, Counter[str]](Counter), dict[str, bytes](), False
+        while True:
+            numbers = await stored_numbers(self._client, self._keys, self._topic.name, self._topic.numbers)
+            for partition in sorted(numbers):
+                async for kind, fields in self._entries(partition, ends):
+                    key = key_of(value_of(fields))
+                    if not is_again or key not in found:
+                        found[key][kind] += 1
+            if is_again or len(numbers) < 2:
+                break
+            is_again = True  # what has moved to another partition needs its key, wherever it was counted
         uses = [KeyUse(key, **counts) for key, counts in found.items()]
         return sorted(uses, key=lambda use: (-use.total, use.key))
 
-    async def _entries(self, partition: int) -> AsyncIterator[tuple[Kind, Sequence[bytes]]]:
-        """All that is stored of a partition, with where it is.
+    async def _entries(self, partition: int, ends: dict[str, bytes]) -> AsyncIterator[tuple[Kind, Sequence[bytes]]]:
+        """All that is stored of a partition, with where it is, also what moves meanwhile. Of streams what comes after
+        `ends`.
 
-        The stream comes last: what is replayed, or becomes due, meanwhile is there by then, and what dies stays there.
+        What is replayed, or becomes due, is in the stream by then, so that is read after these. Both dead letters and
+        stream are read on until no message has died since the last dead letters were read.
         """
         topic, stream = self._topic.name, self._keys.stream(self._topic.name, partition)
         rows = await groups_of(self._client, stream)
         groups = [row["name"].decode(errors="replace") for row in rows]
-        for group in groups:
-            async for _, fields in self._stream(self._keys.dlq(topic, partition, group)):
-                packed_fields = value_of(fields, b"dlq.packed")
-                yield "dead_letters", unpacked(packed_fields) if packed_fields else fields
-                for raw in unpacked(value_of(fields, b"dlq.steps"))[1::2]:
-                    yield "steps", (ENC, enc_of_result(raw))
-            for name, raw in await hash_fields(self._client, self._keys.steps(topic, partition, group)):
-                if b"|" in name:
-                    yield "steps", (ENC, enc_of_result(raw))
-            async for _, fields in self._stream(self._keys.out(topic, partition, group)):
-                yield "outputs", fields
         for name, raw in await hash_fields(self._client, self._keys.every(topic, partition)):
             if name.startswith(b"added|"):
                 yield "schedules", (ENC, enc_of_result(raw))
-        async for packed in self._sorted_set(self._keys.delayed(topic, partition)):
+        for group in groups:
+            async for _, fields in self._stream(self._keys.out(topic, partition, group), ends):
+                yield "outputs", fields
+            for name, raw in await hash_fields(self._client, self._keys.steps(topic, partition, group)):
+                if b"|" in name:
+                    yield "steps", (ENC, enc_of_result(raw))
+        async for packed in self._scanned(self._keys.delayed(topic, partition)):
             yield "delayed", unpacked(packed)
-        parked, needed = await self._parked(partition, groups), await self._pending(stream, groups)
-        last = min((parse_stream_id(row["last-delivered-id"]) for row in rows), default=(0, 0))
-        async for entry_id, fields in self._stream(stream):
-            if entry_id in parked:
-                yield "parked", fields
-            else:
-                yield "backlog" if parse_stream_id(entry_id) > last or entry_id in needed else "kept", fields
+        dlqs = [self._keys.dlq(topic, partition, group) for group in groups]
+        before: list[bytes] | None = None
+        while (newest := await self._newest(dlqs)) != before:
+            before = newest
+            for dlq in dlqs:
+                async for _, fields in self._stream(dlq, ends):
+                    packed_fields = value_of(fields, b"dlq.packed")
+                    yield "dead_letters", unpacked(packed_fields) if packed_fields else fields
+                    for raw in unpacked(value_of(fields, b"dlq.steps"))[1::2]:
+                        yield "steps", (ENC, enc_of_result(raw))
+            parked, needed = await self._parked(partition, groups), await self._pending(stream, groups)
+            last = min((parse_stream_id(row["last-delivered-id"]) for row in rows), default=(0, 0))
+            async for entry_id, fields in self._stream(stream, ends):
+                if entry_id in parked:
+                    yield "parked", fields
+                else:
+                    yield "backlog" if parse_stream_id(entry_id) > last or entry_id in needed else "kept", fields
 
-    async def _stream(self, stream: str) -> AsyncIterator[tuple[bytes, list[bytes]]]:
-        start: str | bytes = "-"
-        while page := await read_entries(self._client, "XRANGE", stream, start, "+", PAGE):
+    async def _newest(self, streams: Iterable[str]) -> list[bytes]:
+        """Of each stream the id of the newest entry that was ever added."""
+        replies = await ask_all(self._client, [("XINFO", "STREAM", stream) for stream in streams])
+        return [b"" if reply is None else newest_id(as_dict(reply)) for reply in replies]
+
+    async def _stream(self, stream: str, ends: dict[str, bytes]) -> AsyncIterator[tuple[bytes, list[bytes]]]:
+        while page := await read_entries(self._client, "XRANGE", stream, ends.get(stream, b"-"), "+", PAGE):
             for entry_id, fields in page:
                 yield entry_id, fields
-            start = b"(" + page[-1][0]
+            ends[stream] = b"(" + page[-1][0]
 
-    async def _sorted_set(self, key: str) -> AsyncIterator[bytes]:
-        at = 0
-        while page := await self._client.execute_command("ZRANGE", key, at, at + PAGE - 1):
-            for member in page:
+    async def _scanned(self, key: str) -> AsyncIterator[bytes]:
+        """The members of a sorted set: each that is there all the time, also while others leave, which moves ranks."""
+        cursor: bytes | None = None
+        while cursor != b"0":
+            cursor, page = await self._client.execute_command("ZSCAN", key, cursor or b"0", "COUNT", PAGE)
+            for member in page[::2]:
                 yield member
-            at += len(page)
 
     async def _parked(self, partition: int, groups: Iterable[str]) -> set[bytes]:
         found = set[bytes]()
         for group in groups:
-            async for member in self._sorted_set(self._keys.retry(self._topic.name, partition, group)):
+            async for member in self._scanned(self._keys.retry(self._topic.name, partition, group)):
                 found.add(member.partition(b"|")[0])
         return found
 

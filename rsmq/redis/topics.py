@@ -685,3 +685,16 @@ async def complete_groups(client: Client, keys: Keys, topic: Topic) -> None:
         made_first, made_last = [await group_names(client, keys, topic.name, number) for number in numbers]
         if not set(made_first) <= set(made_last):
             await prepare_groups(client, keys, topic)
+
+
+async def stored_numbers(client: Client, keys: Keys, topic: str, own: Iterable[int]) -> set[int]:
+    """The partitions of a topic, `own`, and others with something in them, from a time when it had other ones."""
+    found = {*own}
+    every = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in found]
+    names = [(keys.stream(topic, number), keys.delayed(topic, number)) for number in every]
+    if not client.is_cluster:
+        others = [name for pair in names for name in pair]
+        if not others or not await client.execute_command("EXISTS", *others):
+            return found
+    there = await ask_all(client, [("EXISTS", *pair) for pair in names])
+    return found | {number for number, is_there in zip(every, there, strict=True) if is_there}

@@ -271,10 +271,10 @@ class LettersFirst(Bodies):
 class OnePass(Bodies):
     """A mutant: one pass is enough."""
 
-    async def named(self, deployment: str, topic: str, bodies: Set[str]) -> module.Found:
+    async def named(self, deployment: str, topic: str, bodies: Set[str]) -> module.NamedBodies:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "MOST_PASSES", 1)
-            return module.Found((await super().named(deployment, topic, bodies)).names, is_all=True)
+            return module.NamedBodies((await super().named(deployment, topic, bodies)).names, is_all=True)
 
 
 class World:
@@ -369,7 +369,7 @@ async def test_no_move_between_two_calls_of_a_sweep_hides_a_body(
     broker: Broker, histories: Sequence[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Release, death and trim, replay and a move to another partition, at each call and each choice of calls."""
-    monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
+    monkeypatch.setattr("rsmq.redis.topics.MOST_PARTITIONS", 2)
     async with broker:
         assert await losses(broker, Bodies, histories) == []
 
@@ -379,7 +379,7 @@ async def test_a_sweep_that_reads_otherwise_hides_one(
     broker: Broker, kind: type[Bodies], histories: Sequence[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search finds each mutant."""
-    monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
+    monkeypatch.setattr("rsmq.redis.topics.MOST_PARTITIONS", 2)
     async with broker:
         assert await losses(broker, kind, histories) != []
 
@@ -405,7 +405,7 @@ async def test_a_sweep_that_does_not_come_to_an_end_deletes_nothing(
 ) -> None:
     """Entries move to another partition and back in each pass, each time behind the reader, and in each pass one of
     them comes to rest, and is found. The last three are never found, but are there."""
-    monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
+    monkeypatch.setattr("rsmq.redis.topics.MOST_PARTITIONS", 2)
     first, second = (broker.keys.stream("t", number) for number in range(2))
 
     async def move(source: str, target: str, resting: int) -> None:
