@@ -21,6 +21,8 @@ from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.dlq import DeadLetters, Selection
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.inspector import Inspector
+from rsmq.inspector.key_status import result_keys
+from rsmq.inspector.letter_keys import letter_keys
 from rsmq.model.keys import Keys
 from rsmq.persistence import Devices
 from rsmq.redis.client.connector import Connector
@@ -262,6 +264,15 @@ async def test_an_admin_administers(guarded: Server, topic: str) -> None:
         assert await broker.devices.purge(f"phone-{topic}") == 1
         await broker.topics.delete(topic)
         assert await broker.topics.find(topic) is None
+
+
+async def test_an_admin_counts_keys_of_letters_and_results(guarded: Server, topic: str) -> None:
+    """`rsmq keys status --devices --results` reads the beginning of each."""
+    async with broker_as("admin", guarded) as broker:
+        await broker.send(f"phone-{topic}", {"n": 1})
+        await broker.client.execute_command("SET", broker.keys.result(topic, 0, "g", "m"), b"{}\n1")
+        assert (await letter_keys(broker.client, broker.keys))["letters"].total() >= 1
+        assert (await result_keys(broker.client, broker.keys)).total() >= 1
 
 
 @pytest.fixture
