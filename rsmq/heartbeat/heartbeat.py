@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -227,15 +228,18 @@ class Heartbeat:
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        client = self._connector.blocking_client()
+        client: BlockingClient | None = None
         interval = heartbeat_interval(self._settings).total_seconds()
         while not self._ending.is_set():
             self._renewal_wanted.clear()
             if not self._is_needed:
-                client.disconnect()
+                if client is not None:
+                    client.disconnect()
                 self._renewal_wanted.wait(interval)
                 continue
             try:
+                if client is None:  # in here: an error of it must not end the thread
+                    client = self._connector.blocking_client()
                 self._renew_all(client)
                 self.last_confirmed = monotonic()
                 self.trouble = ""
@@ -247,12 +251,14 @@ class Heartbeat:
                 (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
                 self._is_out = True
                 self.trouble = str(translate(error, self._connector.url))
-                client.disconnect()  # it may lead to a server that is no longer the master
+                if client is not None:
+                    client.disconnect()  # it may lead to a server that is no longer the master
                 self._ending.wait(min(interval / RETRIES_PER_INTERVAL, LONGEST_PAUSE))
             except Exception:
                 log.exception("unexpected error in the heartbeat of %s", self.member)
                 self._ending.wait(interval)
-        client.close()
+        if client is not None:
+            client.close()
 
     def _renew_all(self, client: BlockingClient) -> None:
         """One exchange with each node: a lease counts from its start, so a slow answer must not be waited for twice."""
@@ -331,13 +337,11 @@ class Heartbeat:
         return None
 
     def _withdraw(self, topic: str, group: str) -> None:
-        client = self._connector.blocking_client()
         try:
-            self._registration.withdraw(client, topic, group)
+            with closing(self._connector.blocking_client()) as client:
+                self._registration.withdraw(client, topic, group)
         except (RedisError, OSError) as error:
             log.warning("%s could not withdraw from %s/%s: %s", self.member, topic, group, error)
-        finally:
-            client.close()
 
     # -- into the loop --------------------------------------------------------------------------------------------
 

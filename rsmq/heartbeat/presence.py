@@ -179,15 +179,15 @@ class Presence:
                 if not self._is_needed:
                     self._ending.wait(RESTING)
                     continue
-                client = self._connector.blocking_client()
                 self._ran_at = monotonic()
                 try:
-                    pubsub = client.node_for(self._keys.presence(self._member)).subscriber()
-                    self._subscribed.clear()
-                    self._subscribe(pubsub)
-                    self._resubscribe_wanted.clear()
-                    self._restored()
-                    self._listen(pubsub, wakeup)
+                    with closing(self._connector.blocking_client()) as client:
+                        pubsub = client.node_for(self._keys.presence(self._member)).subscriber()
+                        self._subscribed.clear()
+                        self._subscribe(pubsub)
+                        self._resubscribe_wanted.clear()
+                        self._restored()
+                        self._listen(pubsub, wakeup)
                 except (RedisError, OSError) as error:
                     self._broken(error)
                     self._ending.wait(0.05)
@@ -195,8 +195,6 @@ class Presence:
                     log.exception("unexpected error in the presence of %s", self._member)
                     self._broken(error)
                     self._ending.wait(0.5)
-                finally:
-                    client.close()
             if self._absence_timer is not None:
                 self._absence_timer.cancel()
 

@@ -19,7 +19,7 @@ from rsmq.heartbeat.presence import Presence
 from rsmq.heartbeat.registration import GroupMembership, Registration
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
-from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.connector import BlockingClient, Client, Connector
 from rsmq.redis.scripts import TOUCH_MESSAGES
 from tests.heartbeat.member import GROUP, TOPIC, Member, member
 from tests.patience import until
@@ -243,6 +243,32 @@ async def test_lease_after_a_short_outage_is_renewed_before_another_member_takes
             assert await two.take(two.membership.absent) is None
             assert not one.lost
             assert two.membership.live == ("one", "two")
+
+
+class Hindered(Connector):
+    """Its first clients for threads cannot be made."""
+
+    failures = 4
+
+    def blocking_client(self) -> BlockingClient:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("too many open files")
+        return super().blocking_client()
+
+
+async def test_member_whose_connections_cannot_be_made_at_first_lives(
+    client: Client, server_url: str, settings: Settings
+) -> None:
+    """Neither the thread of the heartbeat nor that of the presence ends with such an error."""
+    hindered = Hindered(server_url, settings)
+    async with member("one", client, hindered, settings) as one:
+        await until(lambda: one.membership.live == ("one",), "it is seen")
+        lease = await one.take()
+        assert lease is not None
+        before = lease.deadline
+        await until(lambda: lease.deadline > before, "it is renewed")
+    assert not hindered.failures
 
 
 async def test_touched_messages_in_flight_keep_a_short_idle_time(pair: tuple[Member, Member], client: Client) -> None:
