@@ -7,12 +7,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 
 from rsmq.dlq.dead_letter import DeadLetter, opened, read_dead_letter, split_id
 from rsmq.dlq.selection import Selection
+from rsmq.errors import ConfigError
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import NO_CODECS, Encoding
@@ -43,6 +44,18 @@ class ReplayRate:
         if self._every > 0:
             await anyio.sleep(max(0.0, self._next - monotonic()))
             self._next += self._every
+
+
+P = TypeVar("P", bound=Partitioned)
+
+
+def checked_topic(topic: P) -> P:
+    """The topic. Raises ConfigError for anything else, such as its name."""
+    if isinstance(topic, str):
+        raise ConfigError(
+            f"{topic!r} is the name of a topic: give the topic itself, await broker.topics.existing({topic!r})"
+        )
+    return topic
 
 
 DROPPED: Final = FIELDS | {b"group"}
@@ -76,7 +89,7 @@ class DeadLetters:
 
     async def select(self, topic: Partitioned, group: str, selection: Selection) -> AsyncIterator[DeadLetter]:
         """The selected ones that exist now, oldest first over all partitions."""
-        lasts = {number: await self._last(topic.name, number, group) for number in topic.numbers}
+        lasts = {number: await self._last(topic.name, number, group) for number in checked_topic(topic).numbers}
         async for letter in self.iterate(topic, group, lasts):
             if selection.matches(letter):
                 yield letter
@@ -86,7 +99,7 @@ class DeadLetters:
     ) -> AsyncIterator[DeadLetter]:
         """All of them, oldest first over all partitions, read page by page; each partition up to its id in `lasts`."""
         heads: list[tuple[tuple[int, int], int, DeadLetter]] = []
-        ends = dict.fromkeys(topic.numbers, "+") if lasts is None else lasts
+        ends = dict.fromkeys(checked_topic(topic).numbers, "+") if lasts is None else lasts
         sources = {number: self._read_partition(topic.name, number, group, ends[number]) for number in topic.numbers}
         for number, source in sources.items():
             await self._push(heads, number, source)
@@ -98,7 +111,7 @@ class DeadLetters:
     async def get(self, topic: Partitioned, group: str, letter: str) -> DeadLetter | None:
         """One dead letter by its id, or None."""
         partition, stream_id = split_id(letter)
-        key = self._keys.dlq(topic.name, partition, group)
+        key = self._keys.dlq(checked_topic(topic).name, partition, group)
         for found, fields in await self._client.execute_command("XRANGE", key, stream_id, stream_id):
             return opened(read_dead_letter(topic.name, partition, group, found, fields), self._encoding)
         return None
@@ -114,6 +127,8 @@ class DeadLetters:
         """
         if ids is None:
             return await self.replay_selected(topic, group, Selection(), every=every)
+        if isinstance(ids, str):
+            raise ConfigError(f"ids={ids!r} is one text: give a list of ids, such as ids=[{ids!r}]")
         replayed, throttle = 0, ReplayRate(every)
         for wanted in ids:
             await throttle.wait()
@@ -147,7 +162,7 @@ class DeadLetters:
 
     async def _sum(self, topic: Partitioned, group: str, command: str, *args: Any) -> int:
         """The sum of the replies of all partitions to a command."""
-        keys = [self._keys.dlq(topic.name, number, group) for number in topic.numbers]
+        keys = [self._keys.dlq(topic.name, number, group) for number in checked_topic(topic).numbers]
         return sum(await ask_all(self._client, [(command, key, *args) for key in keys]))
 
     async def _read_partition(self, topic: str, partition: int, group: str, last: str) -> AsyncIterator[DeadLetter]:
@@ -178,7 +193,7 @@ class DeadLetters:
     async def _replay_one(self, topic: Limited, group: str, letter: str) -> int | None:
         """1 if it was replayed, 0 if it is gone, None if there is no room for it."""
         partition, stream_id = split_id(letter)
-        dlq = self._keys.dlq(topic.name, partition, group)
+        dlq = self._keys.dlq(checked_topic(topic).name, partition, group)
         if topic.layout.is_sealed(partition):  # on one server, so the script reaches the partition that follows
             partition = await self._following(topic, partition, dlq, stream_id)
         keys = [self._keys.stream(topic.name, partition), dlq]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rsmq.dlq import DeadLetter, DeadLetters
+from rsmq.dlq import DeadLetter, DeadLetters, Selection
 from rsmq.errors import ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
@@ -131,3 +131,19 @@ async def test_purge_deletes_by_age_or_all(dlq: DlqTopic) -> None:
     assert await dlq.letters.purge(dlq.topic, GROUP) == 3
     assert await dlq.letters.purge(dlq.topic, GROUP) == 0
     assert len(await dlq.stream(0)) == 1
+
+
+async def test_name_in_place_of_a_topic_is_refused(dlq: DlqTopic) -> None:
+    """Each method says what to give. So does a replay of one id that is no list."""
+    name: Any = "sms"
+    calls = [
+        dlq.letters.count(name, GROUP), dlq.letters.get(name, GROUP, "0/1-1"), dlq.letters.replay(name, GROUP),
+        dlq.letters.replay(name, GROUP, ["0/1-1"]), dlq.letters.purge(name, GROUP),
+        anext(dlq.letters.iterate(name, GROUP)), anext(dlq.letters.select(name, GROUP, Selection())),
+        dlq.letters.replay_selected(name, GROUP, Selection()),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"'sms' is the name of a topic.*broker.topics.existing\('sms'\)"):
+            await call
+    with pytest.raises(ConfigError, match=r"give a list of ids, such as ids=\['0/1-1'\]"):
+        await dlq.letters.replay(dlq.topic, GROUP, "0/1-1")
