@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from asyncio import to_thread
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,13 +14,15 @@ from hypothesis import strategies as st
 
 from rsmq.broker import Broker
 from rsmq.errors import RsmqError
-from rsmq.handler.retry import Reject
+from rsmq.handler.retry import Reject, Retry
 from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Settings
 from rsmq.pipeline.report.data import InboxBacklog, ReportData, TrafficHistory, jain, percentile
 from rsmq.pipeline.report.page import page, write_page
 from rsmq.pipeline.report.report import ReportOptions, collect
 from tests.contract.witness import settled
+from tests.patience import until
 from tests.pipeline.vault import Vault
 
 EVIL = "<script>alert('x')</script>$a_1$"
@@ -83,6 +86,31 @@ async def test_report_shows_what_a_worker_did(vault: Vault, settings: Settings, 
     for svg in text.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
     assert text.count("<svg") >= 5
+
+
+async def test_message_that_waits_for_its_retry_is_counted_once(settings: Settings) -> None:
+    """With key order the server has it as pending, too."""
+    broker = Broker(settings)
+
+    @broker.handler("orders", group="billing")
+    async def bill(payload: dict[str, int]) -> None:
+        raise Retry(after="1h")
+
+    async with broker.running():
+        ref = await broker.publish("orders", {"n": 1}, key="a")
+        await broker.publish("orders", {"n": 2}, key="a")
+        await until(lambda: is_parked(broker, ref), "it waits for its retry")
+        connection = {"url": settings.url or "", "prefix": settings.prefix}
+        found = await to_thread(collect, None, ReportOptions(("orders",), connection))
+    (group,) = found.groups
+    assert (group.unread + group.pending, group.waiting_for_retry) == (1, 1)
+    assert re.search(r">\s*2\s*<[^>]*>\s*(<[^>]*>\s*)*not settled now", page(found))
+
+
+async def is_parked(broker: Broker, ref: MessageRef) -> bool:
+    """Whether a message waits for a retry."""
+    found = (await broker.look(ref)).group("billing")
+    return found is not None and found.state == "waiting_for_retry"
 
 
 def test_report_counts_the_archive_within_a_window(vault: Vault) -> None:

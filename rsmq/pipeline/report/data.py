@@ -111,7 +111,8 @@ class MemberLoad:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group now. `waiting`: the age of the oldest message that it has not settled."""
+    """A group now. `pending`: delivered, not settled, and not waiting for a retry. `waiting`: the age of the oldest
+    message that it has not settled."""
 
     topic: str
     name: str
