@@ -106,10 +106,14 @@ When = QuietHours | Callable[[Message], datetime | None]
 """Quiet hours, or a function: from when on a message may start, as an aware datetime; None is now."""
 
 
+OF_A_MACHINE: Final = ("localtime", "posixrules", "Factory")
+"""Names in the database of time zones that mean what a machine is set to: another zone on each."""
+
+
 def find_zone(name: object) -> ZoneInfo | None:
     """The zone of a name; None if there is none."""
     try:
-        return ZoneInfo(name) if isinstance(name, str) else None
+        return ZoneInfo(name) if isinstance(name, str) and name not in OF_A_MACHINE else None
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return None
 

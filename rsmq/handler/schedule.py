@@ -18,6 +18,7 @@ from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError
 from rsmq.handler.apart import apart
+from rsmq.handler.quiet_hours import OF_A_MACHINE
 from rsmq.handler.returned import completed
 from rsmq.handler.surroundings import call_surrounded
 from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
@@ -277,6 +278,11 @@ class EncodedPayload(NamedTuple):
 
 
 def _zone(title: str, timezone: object) -> tzinfo:
+    if str(timezone) in OF_A_MACHINE:
+        raise ConfigError(
+            f"schedule {title}: {timezone!r} is another zone on each machine, and workers would not agree: write one "
+            f"as Europe/Berlin"
+        )
     if isinstance(timezone, tzinfo):
         return timezone
     try:

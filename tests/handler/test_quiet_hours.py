@@ -104,6 +104,7 @@ def test_quiet_hours_of_a_message_are_those_of_its_zone() -> None:
         ({"end": "22:00"}, "would never end"),
         ({"default": None}, "quiet hours need a zone"),
         ({"default": "Mars/Base"}, "default='Mars/Base' is no time zone"),
+        ({"default": "localtime"}, "default='localtime' is no time zone"),
         ({"zone": "Europe/Berlin"}, "is no function"),
     ],
 )

@@ -130,6 +130,7 @@ def test_function_gets_the_tick_in_its_time_zone() -> None:
         ("3600", {}, "'3600' is not a valid cron expression .*: write an interval such as '5m'"),
         (timedelta(0), {}, "every 0 s is too often, use 100 ms at least"),
         ("* * * * *", {"timezone": "Mars"}, "there is no time zone 'Mars'"),
+        ("* * * * *", {"timezone": "localtime"}, "'localtime' is another zone on each machine"),
         ("* * * * *", {"missed": "all"}, "use 'latest' or 'skip'"),
         ("* * * * *", {"name": "a b"}, "schedule name 'a b' is not allowed"),
     ],
