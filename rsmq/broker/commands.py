@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from rsmq import control, dlq
 from rsmq.errors import ConfigError
+from rsmq.handler.handler import Handler
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import Encoding
 from rsmq.model.keys import Keys
@@ -26,6 +27,7 @@ class Commands(ABC):
     keys: Keys
     settings: Settings
     encoding: Encoding
+    handlers: list[Handler]
     cancelled: Counter[tuple[str, str]]
     """By topic and group, messages that `cancel` itself has settled: delayed (no group), or waiting for a retry."""
 
@@ -196,10 +198,12 @@ class Commands(ABC):
 
         `name` is what the handler's rate, limit or breaker counts by; None: all messages. It holds in all groups of the
         topic that exist, or only in `group`, in every member whose handler has such an option, within moments. What
-        waits has not started, and has no attempt, however long. Another hold of the name is replaced.
+        waits has not started, and has no attempt, however long. Another hold of the name is replaced. Raises
+        ConfigError where this program has the handlers of these groups, and none of them has such an option.
         """
+        can_hold = {each.group: each.has_limits for each in self.handlers if each.topic == topic}
         return await control.Holding(self.client, self.keys).begin(
-            await self.topics.existing(topic), name, duration, group
+            await self.topics.existing(topic), name, duration, group, lambda name: not can_hold.get(name, True)
         )
 
     async def end_hold(self, topic: str, name: str | None, *, group: str | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -35,17 +35,33 @@ class Holding:
         self._client = client
         self._keys = keys
 
-    async def begin(self, topic: Topic, name: str | None, span: Duration, group: str | None) -> datetime:
-        """Hold a name, or all messages, of one group or of all that exist. Returns the end."""
+    async def begin(
+        self,
+        topic: Topic,
+        name: str | None,
+        span: Duration,
+        group: str | None,
+        cannot_hold: Callable[[str], bool] = lambda _: False,
+    ) -> datetime:
+        """Hold a name, or all messages, of one group or of all that exist. Returns the end.
+
+        `cannot_hold`: whether a group is known to go on all the same. Raises ConfigError if all of them would.
+        """
         length = checked_duration("duration", span)
         if not timedelta(0) < length <= LONGEST_DELAY:
             raise ConfigError(
                 f"a hold for {duration(length)} is not possible: use more than 0, at most {duration(LONGEST_DELAY)}. "
                 f"To end one, use end_hold"
             )
+        groups = await self._groups(topic, group)
+        if all(map(cannot_hold, groups)):
+            raise ConfigError(
+                f"nothing would be held: the handlers of {' and '.join(groups)} for {topic.name!r} have no rate, limit, "
+                f"permits or breaker (or take batches). Stop the group with broker.pause_group, or give its handler one"
+            )
         ends = [
             (await hold_name(self._client, self._keys, topic.name, each, _stored(name), to_ms(length), "command"))[1]
-            for each in await self._groups(topic, group)
+            for each in groups
         ]
         return from_epoch_ms(max(ends))
 

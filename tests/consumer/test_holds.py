@@ -384,3 +384,26 @@ async def test_impossible_holds_by_command_are_refused(make: Make) -> None:
             await broker.hold("t", "twilio", "0s")
         with pytest.raises(ConfigError, match="'' is no name"):
             await broker.end_hold("t", "")
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 2}], ids=["no limit", "batch"])
+async def test_hold_of_a_handler_that_would_go_on_is_refused(
+    server_url: str, prefix: str, options: dict[str, Any]
+) -> None:
+    """Where this program has the handlers of all groups that would be held."""
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
+
+    @broker.handler("t", group="g", **options)
+    async def handle(orders: list[Any]) -> None: ...
+
+    @broker.handler("t", group="limited", rate=Rate(5))
+    async def limited(order: Any) -> None: ...
+
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        for group in ("g", "limited"):
+            await broker.client.execute_command("XGROUP", "CREATE", broker.keys.stream("t", 0), group, "0", "MKSTREAM")
+        with pytest.raises(ConfigError, match="nothing would be held: the handlers of g for 't'.*pause_group"):
+            await broker.hold("t", None, "1m", group="g")
+        await broker.hold("t", None, "1m")
+        assert {each.group for each in await broker.holds("t")} == {"g", "limited"}
