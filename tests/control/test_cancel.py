@@ -12,6 +12,7 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Cancelled, ConfigError, Message, Rate, RetryPolicy, Running, Settings, Settled, Unknown
+from rsmq.errors import ResultFailed, ResultTimeout
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import MessageRef
 from rsmq.redis.scripts import CANCEL_UNREAD
@@ -90,6 +91,23 @@ async def test_delayed_message_is_cancelled_once_and_for_all(broker: Broker) -> 
         assert (await broker.look(ref)).state == "cancelled"
         assert await ask(broker, "ZCARD", broker.keys.delayed("in", 0)) == 0
         assert isinstance(await broker.cancel(new_message_id(), topic="in"), Unknown)
+
+
+async def test_delayed_message_that_is_cancelled_has_a_result_that_says_so(broker: Broker) -> None:
+    """In each group; one that asked to keep none has none."""
+    async with broker:
+        kept = await broker.publish("in", "x", delay="1h", keep_result="1h")
+        other = await broker.publish("in", "x", delay="1h")
+        for group in ("g", "h"):
+            await ask(broker, "XGROUP", "CREATE", broker.keys.stream("in", 0), group, "0", "MKSTREAM")
+        await broker.cancel(kept)
+        await broker.cancel(other)
+        for group in ("g", "h"):
+            with pytest.raises(ResultFailed) as failed:
+                await broker.result(kept, group=group, timeout="0s")
+            assert failed.value.reason == "cancelled"
+        with pytest.raises(ResultTimeout):
+            await broker.result(other, group="g", timeout="0s")
 
 
 @pytest.mark.parametrize("key", [None, "ada"])
