@@ -403,7 +403,7 @@ async def test_hold_of_a_handler_that_would_go_on_is_refused(
         await broker.topics.ensure("t", 1)
         for group in ("g", "limited"):
             await broker.client.execute_command("XGROUP", "CREATE", broker.keys.stream("t", 0), group, "0", "MKSTREAM")
-        with pytest.raises(ConfigError, match="nothing would be held: the handlers of g for 't'.*pause_group"):
+        with pytest.raises(ConfigError, match=r"nothing would be held: the handlers of g for 't'.*pause_group"):
             await broker.hold("t", None, "1m", group="g")
         await broker.hold("t", None, "1m")
         assert {each.group for each in await broker.holds("t")} == {"g", "limited"}

@@ -99,7 +99,8 @@ class LiveState:
             name=group.name,
             distribution=group.distribution,
             unread=group.unread,
-            pending=max(0, group.pending - group.pending_for_retry),  # with key order, the server counts these there, too
+            # with key order, what waits for a retry is pending for the server, too
+            pending=max(0, group.pending - group.pending_for_retry),
             waiting_for_retry=group.waiting_for_retry,
             dead_letters=group.dead_letters,
             waiting=max((share.oldest for share in group.shares if share.oldest is not None), default=None),
