@@ -75,13 +75,17 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
                 "TooLarge", "NotJson", "RequestTimeout", "RequestFailed", "ResultTimeout", "ResultFailed",
                 "Malformed", "CannotDecode", "HandlerTimeout", "SessionLost",
                 "SessionTaken", "BatchExists", "BatchEnded",
+                "CannotDecode", "LostBody", "BodyUnavailable", "StoreUnavailable",
             )
         ),
     ),
     ("Effects and outbox", "Of `rsmq.sql`: [Effects](database.md).", ("rsmq.sql",)),
     (
         "Codecs and formats", "Of `rsmq.codecs`: [Payloads](application.md).",
-        ("rsmq.codecs.Zstd", "rsmq.codecs.Encrypt", "rsmq.codecs.Keyring", "rsmq.codecs.avro_record"),
+        (
+            "rsmq.codecs.Zstd", "rsmq.codecs.Encrypt", "rsmq.codecs.Keyring", "rsmq.codecs.avro_record",
+            "rsmq.codecs.Offload", "rsmq.codecs.BodyStore",
+        ),
     ),
     ("Testing", "Of `rsmq.testing`: [Testing](testing.md).", ("rsmq.testing",)),
     (
@@ -103,8 +107,8 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
 )  # fmt: skip
 """Title, introduction, and what is shown: objects, or modules with all that they name in `__all__` or define."""
 
-FRAMEWORKS: Final = {"RsmqSource", "RsmqBackend", "MessageFilter"}
-"""Classes whose methods are those of a framework, which calls them."""
+FRAMEWORKS: Final = {"RsmqSource", "RsmqBackend", "MessageFilter", "Offload"}
+"""Classes whose methods a framework calls, or rsmq itself."""
 
 GIVEN: Final = {
     "Message", "TypedTopic", "Letter", "Session", "OwnBatch", "OpenBatch", "Topics", "DeadLetters", "Devices",
