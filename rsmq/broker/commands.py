@@ -68,6 +68,7 @@ class Commands(ABC):
         group: str | None = None,
         most: int = 100,
         scan: int = 100_000,
+        bodies: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> control.Findings:
         """Find messages by what they hold, oldest first in each partition. It reads only, and consumes nothing.
@@ -79,11 +80,14 @@ class Commands(ABC):
         - `state`: "stored", or "delayed", or for `group` "unread", "running", "waiting_for_retry" or "dead".
         - `most`: so many hits; `scan`: look at so many messages at most. `progress` is called with the number so far.
 
+        - `bodies`: also get payloads that lie in the [store of large ones](application.md#large-payloads), one after
+          another, for `where` and for the hits: at most `most` of these are in memory. Otherwise `sealed` says so.
+
         There is no index: it costs about two seconds for 100 000 messages. Narrow it by `key`, `since` and `until`.
         """
         wanted = control.Criteria(key, dlq.read_fields(where), dict(headers or {}), since, until)
         about = (self.client, self.keys, await self.topics.existing(topic), state, group)
-        search = control.Search(*about, self.encoding)
+        search = control.Search(*about, self.encoding, bodies)
         return await search.run(wanted, most=most, scan=scan, progress=progress)
 
     async def cancel(

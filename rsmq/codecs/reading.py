@@ -27,7 +27,8 @@ class Reading(Encoding):
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT, name: str = KEYS, *, may_block: bool = False) -> None:
-        """`may_block`: also get bodies from the store that RSMQ_BODIES names."""
+        """`may_block`: to undo a payload also gets its body from the store that RSMQ_BODIES names. Otherwise only
+        `fetch` does."""
         super().__init__((), limit)
         self._name = name
         self.may_block = may_block
@@ -41,10 +42,14 @@ class Reading(Encoding):
         """A body. Raises CannotDecode without RSMQ_BODIES, ConfigError for a wrong one, LostBody, BodyUnavailable."""
         return self._can.read(name)
 
+    async def fetch(self, name: str) -> bytes:
+        """The same in a thread, for an event loop."""
+        return await self._can.fetch(name)
+
     @property
     def _can(self) -> Encoding:
         if self._made is None:
-            self._made = Encoding(codecs_of(self._name), self.limit, store_of(BODIES) if self.may_block else None)
+            self._made = Encoding(codecs_of(self._name), self.limit, store_of(BODIES))
         return self._made
 
     def like(self, names: str) -> Encoding:

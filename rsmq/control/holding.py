@@ -57,7 +57,8 @@ class Holding:
         if all(map(cannot_hold, groups)):
             raise ConfigError(
                 f"nothing would be held: the handlers of {' and '.join(groups)} for {topic.name!r} take batches, or "
-                f"have no rate, limit, permits or breaker. Stop the group with broker.pause_group, or give its handler one"
+                f"have no rate, limit, permits or breaker. Stop the group with broker.pause_group, or give its handler "
+                f"one"
             )
         ends = [
             (await hold_name(self._client, self._keys, topic.name, each, _stored(name), to_ms(length), "command"))[1]

@@ -110,7 +110,9 @@ class Search:
         state: FindState,
         group: str | None,
         encoding: Encoding = NO_CODECS,
+        bodies: bool = False,
     ) -> None:
+        """`bodies`: also get payloads from the store of the encoding, of what suits the other conditions."""
         if state not in STATES:
             raise ConfigError(f"state={state!r} is unknown: use {', '.join(STATES)}")
         if state in ("unread", "running", "waiting_for_retry", "dead") and group is None:
@@ -121,6 +123,7 @@ class Search:
         self._state = state
         self._group = group or ""
         self._encoding = encoding
+        self._bodies = bodies
 
     async def run(
         self, wanted: Criteria, *, most: int, scan: int, progress: Callable[[int], None] | None = None
@@ -136,7 +139,7 @@ class Search:
                         return Findings(tuple(hits), looked_at, is_all=False)
                     looked_at += 1
                     if wanted.first_ms <= row[2] < wanted.end_ms:
-                        hits += self._hit(partition, row, wanted)
+                        hits += await self._hit(partition, row, wanted)
                 if progress is not None and page:
                     progress(looked_at)
         return Findings(tuple(hits), looked_at, is_all=True)
@@ -151,7 +154,7 @@ class Search:
                 return
         raise ConfigError(f"topic {self._topic.name!r} has no group {self._group!r}: see `rsmq group list`")
 
-    def _hit(self, partition: int, row: Row, wanted: Criteria) -> list[Hit]:
+    async def _hit(self, partition: int, row: Row, wanted: Criteria) -> list[Hit]:
         entry_id, fields, ms = row
         letter, named = None, dict(zip(fields[::2], fields[1::2], strict=False))
         if self._state == "dead":
@@ -160,7 +163,7 @@ class Search:
         message = read_entry(self._topic, partition, entry_id, fields)
         if not wanted.suits(message):
             return []
-        sealed = message.open(self._encoding)
+        sealed = await message.open_with_body(self._encoding) if self._bodies else message.open(self._encoding)
         if not wanted.matches(message):
             return []
         stream_id = None if self._state == "delayed" else message.stream_id

@@ -16,6 +16,7 @@ from rsmq.dashboard.queries import LONGEST, PageRefused
 from rsmq.dashboard.roles import Role
 from rsmq.errors import ConfigError
 from rsmq.inspector.key_in_use import key_of_topic
+from rsmq.model.body import is_outside, without_ref
 from rsmq.model.encoding import ENC, Encoding, key_of, names_of
 from rsmq.model.message import JSON
 from rsmq.redis.topics import Topic
@@ -113,8 +114,10 @@ def check_read(data: bytes | None, sealed: str, enc: str) -> bytes | None:
 
 
 def encryption(enc: str) -> str:
-    """The codings of a message that is encrypted; empty for any other: its copy is stored as it is."""
-    return names_of(enc.encode()) if key_of(enc.encode()) else ""
+    """The codings of a message that is encrypted; empty for any other: its copy is stored as it is. What fits into a
+    form needs no store."""
+    stored = without_ref(enc.encode()) if is_outside(enc.encode()) else enc.encode()
+    return names_of(stored) if key_of(stored) else ""
 
 
 def drafted(data: bytes | None, kind: str, key: str | None, headers: dict[str, str], encoding: str = "") -> Draft:

@@ -275,10 +275,10 @@ class Queries:
             return None
         origin, stream_id = MessageOrigin(topic, found.partition, ""), found.stream_id
         if found.packed is not None:
-            return read_entry(origin, b"0-0", unpack_fields(found.packed), self.encoding)
+            return await read_with_body(origin, b"0-0", unpack_fields(found.packed), self.encoding)
         stream = self.keys.stream(topic, found.partition)
         rows = await self.client.execute_command("XRANGE", stream, stream_id, stream_id)
-        return read_entry(origin, rows[0][0], rows[0][1], self.encoding) if rows else None
+        return await read_with_body(origin, rows[0][0], rows[0][1], self.encoding) if rows else None
 
     async def pending(self, topic: str, group: str) -> list[PendingMessage]:
         """What was delivered to members of a group and is not settled, longest first: at most MOST_PENDING of each
@@ -384,20 +384,41 @@ class Queries:
 def read_entry(
     origin: MessageOrigin, entry_id: bytes, fields: list[bytes], encoding: Encoding = NO_CODECS
 ) -> BrowsedMessage:
-    """A stream entry for a page; one that cannot be read says why."""
-    at, stream_id = moment(int(entry_id.partition(b"-")[0])), entry_id.decode()
+    """A stream entry for a list; one that cannot be read says why."""
     try:
         message = Message(origin, entry_id, fields)
-        headers = "\n".join(f"{name}: {value}" for name, value in message.headers.items())
-        sealed = message.open(encoding)
-        text = f"({sealed})" if sealed else as_text(message.data)
-        data = None if sealed else message.data
-        return BrowsedMessage(
-            origin.partition, stream_id, at, message.key or "", message.id, headers, text, data, message.type,
-            tuple(message.headers.items()), encoding_of(fields),
-        )  # fmt: skip
+        return browsed(message, fields, message.open(encoding))
     except Malformed as error:
-        return BrowsedMessage(origin.partition, stream_id, at, "", "", "", f"(unreadable: {error})", None)
+        return unreadable(origin, entry_id, error)
+
+
+async def read_with_body(
+    origin: MessageOrigin, entry_id: bytes, fields: list[bytes], encoding: Encoding
+) -> BrowsedMessage:
+    """The same for the page of one message: also with a body that lies in a store."""
+    try:
+        message = Message(origin, entry_id, fields)
+        return browsed(message, fields, await message.open_with_body(encoding))
+    except Malformed as error:
+        return unreadable(origin, entry_id, error)
+
+
+def browsed(message: Message, fields: list[bytes], sealed: str) -> BrowsedMessage:
+    """A message for a page. `sealed`: why its payload is as it is stored; empty where it is not. Raises Malformed."""
+    headers = "\n".join(f"{name}: {value}" for name, value in message.headers.items())
+    text = f"({sealed})" if sealed else as_text(message.data)
+    data = None if sealed else message.data
+    at = moment(int(message.entry_id.partition(b"-")[0]))
+    return BrowsedMessage(
+        message.partition, message.entry_id.decode(), at, message.key or "", message.id, headers, text, data,
+        message.type, tuple(message.headers.items()), encoding_of(fields),
+    )  # fmt: skip
+
+
+def unreadable(origin: MessageOrigin, entry_id: bytes, error: Malformed) -> BrowsedMessage:
+    """An entry that is no message, for a page."""
+    at = moment(int(entry_id.partition(b"-")[0]))
+    return BrowsedMessage(origin.partition, entry_id.decode(), at, "", "", "", f"(unreadable: {error})", None)
 
 
 def encoding_of(fields: list[bytes]) -> str:

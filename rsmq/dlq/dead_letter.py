@@ -50,19 +50,31 @@ class DeadLetter:
     sealed: str = ""
 
 
-def opened(letter: DeadLetter, encoding: Encoding) -> DeadLetter:
-    """The dead letter with the payload that was published, if that can be undone."""
+def opened(letter: DeadLetter, encoding: Encoding, body: bytes | None = None) -> DeadLetter:
+    """The dead letter with the payload that was published, if that can be undone. `body`: what its store has."""
     named = dict(reversed(letter.fields))
     enc = named.get(ENC)
     if enc is None or letter.data is None:
         return letter
     try:
-        body = None
-        if encoding.may_block and is_outside(enc):
+        if body is None and encoding.may_block and is_outside(enc):
             body = encoding.read(check_ref(named.get(b"ref"), letter.topic))
         return replace(letter, data=encoding.undo(letter.data, binding_of(named, body)))
     except MessageError as error:
         return replace(letter, sealed=why_sealed(error, enc.decode(errors="backslashreplace")))
+
+
+async def opened_with_body(letter: DeadLetter, encoding: Encoding) -> DeadLetter:
+    """A dead letter that was `opened`, also with a body that lies in the store of the encoding."""
+    named = dict(reversed(letter.fields))
+    enc = named.get(ENC, b"")
+    if not letter.sealed or not is_outside(enc):
+        return letter
+    try:
+        body = await encoding.fetch(check_ref(named.get(b"ref"), letter.topic))
+    except MessageError as error:
+        return replace(letter, sealed=why_sealed(error, enc.decode(errors="backslashreplace")))
+    return opened(replace(letter, sealed=""), encoding, body)
 
 
 def read_dead_letter(topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> DeadLetter:

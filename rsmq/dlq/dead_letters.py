@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 
-from rsmq.dlq.dead_letter import DeadLetter, opened, read_dead_letter, split_id
+from rsmq.dlq.dead_letter import DeadLetter, opened, opened_with_body, read_dead_letter, split_id
 from rsmq.dlq.selection import Selection
 from rsmq.errors import ConfigError
 from rsmq.model.clock import monotonic, to_ms
@@ -76,7 +76,9 @@ class Limited(Partitioned, Protocol):
 class DeadLetters:
     """The dead letters of all topics and groups under one prefix. Every method is safe beside running workers.
 
-    `encoding` reads what is compressed or encrypted.
+    `encoding` reads what is compressed or encrypted, and has the store of large payloads. A list leaves these in the
+    store, and their `sealed` says so, unless `bodies` asks for them: each is in memory while it is looked at, one after
+    another. `get` asks, and so do conditions for fields of the payload.
     """
 
     def __init__(self, client: Client, keys: Keys, encoding: Encoding = NO_CODECS) -> None:
@@ -87,17 +89,23 @@ class DeadLetters:
         """The number of dead letters of a group."""
         return await self._sum(topic, group, "XLEN")
 
-    async def select(self, topic: Partitioned, group: str, selection: Selection) -> AsyncIterator[DeadLetter]:
-        """The selected ones that exist now, oldest first over all partitions."""
+    async def select(
+        self, topic: Partitioned, group: str, selection: Selection, *, bodies: bool = False
+    ) -> AsyncIterator[DeadLetter]:
+        """The selected ones that exist now, oldest first over all partitions. `bodies`: with payloads in a store."""
         lasts = {number: await self._last(topic.name, number, group) for number in checked_topic(topic).numbers}
         async for letter in self.iterate(topic, group, lasts):
-            if selection.matches(letter):
-                yield letter
+            if selection.suits(letter):
+                if bodies or selection.where:
+                    letter = await opened_with_body(letter, self._encoding)
+                if selection.matches(letter):
+                    yield letter
 
     async def iterate(
-        self, topic: Partitioned, group: str, lasts: Mapping[int, str] | None = None
+        self, topic: Partitioned, group: str, lasts: Mapping[int, str] | None = None, *, bodies: bool = False
     ) -> AsyncIterator[DeadLetter]:
-        """All of them, oldest first over all partitions, read page by page; each partition up to its id in `lasts`."""
+        """All of them, oldest first over all partitions, read page by page; each partition up to its id in `lasts`.
+        `bodies`: with payloads in a store."""
         heads: list[tuple[tuple[int, int], int, DeadLetter]] = []
         ends = dict.fromkeys(checked_topic(topic).numbers, "+") if lasts is None else lasts
         sources = {number: self._read_partition(topic.name, number, group, ends[number]) for number in topic.numbers}
@@ -105,7 +113,7 @@ class DeadLetters:
             await self._push(heads, number, source)
         while heads:
             _, number, letter = heapq.heappop(heads)
-            yield letter
+            yield await opened_with_body(letter, self._encoding) if bodies else letter
             await self._push(heads, number, sources[number])
 
     async def get(self, topic: Partitioned, group: str, letter: str) -> DeadLetter | None:
@@ -113,7 +121,8 @@ class DeadLetters:
         partition, stream_id = split_id(letter)
         key = self._keys.dlq(checked_topic(topic).name, partition, group)
         for found, fields in await self._client.execute_command("XRANGE", key, stream_id, stream_id):
-            return opened(read_dead_letter(topic.name, partition, group, found, fields), self._encoding)
+            found_letter = opened(read_dead_letter(topic.name, partition, group, found, fields), self._encoding)
+            return await opened_with_body(found_letter, self._encoding)
         return None
 
     async def replay(

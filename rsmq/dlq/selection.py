@@ -53,13 +53,16 @@ class Selection:
 
     def matches(self, letter: DeadLetter) -> bool:
         """Whether all conditions hold for a dead letter."""
+        return self.suits(letter) and (not self.where or self._has_fields(letter.data))
+
+    def suits(self, letter: DeadLetter) -> bool:
+        """Whether those hold that need no payload."""
         return (
             (not self.reasons or letter.reason in self.reasons)
             and (self.error is None or self.error.casefold() in letter.error.casefold())
             and (self.since is None or letter.at >= self.since)
             and (self.until is None or letter.at < self.until)
             and (self.key is None or letter.key == self.key)
-            and (not self.where or self._has_fields(letter.data))
         )
 
     def _has_fields(self, data: bytes | None) -> bool:

@@ -190,6 +190,12 @@ class Encoding:
             raise CannotDecode(STORE, NO_STORE)
         return self.bodies.read(name)
 
+    async def fetch(self, name: str) -> bytes:
+        """`read` in a thread, for an event loop."""
+        if self.bodies is None:
+            raise CannotDecode(STORE, NO_STORE)
+        return await self.bodies.fetch(name)
+
     def undo(self, data: bytes, binding: Binding) -> bytes:
         """The payload as it was published. Raises Malformed, and CannotDecode for what this process has no key, or no
         codec, for."""

@@ -327,6 +327,15 @@ class Message:
             return why_sealed(error, self.encoding or "")
         return ""
 
+    async def open_with_body(self, encoding: Encoding) -> str:
+        """`open`, also with a body that lies in the store of the encoding. It does not block the event loop."""
+        try:
+            if self.is_outside:
+                self.bring(await encoding.fetch(self.body_name))
+        except MessageError as error:
+            return why_sealed(error, self.encoding or "")
+        return self.open(encoding)
+
     @property
     def key(self) -> str | None:
         """The ordering key."""

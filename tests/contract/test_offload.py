@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, Burial, Message, RetryPolicy, Settings, SyncBroker
+from rsmq import Broker, Burial, Message, Reject, RetryPolicy, Settings, SyncBroker, dlq
 from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
 from rsmq.errors import CannotDecode, StoreUnavailable, TooLarge
 from rsmq.model import body as body_module
@@ -274,6 +274,46 @@ async def test_a_reader_gets_no_other_name_from_the_store(
         (letter,) = await letters_of(broker, "t", "g")
     assert letter.reason == "malformed"
     assert "field ref" in letter.error
+
+
+@pytest.mark.parametrize("codecs", [False, True], ids=["plain", "sealed"])
+async def test_a_dead_letter_shows_its_body_when_it_is_asked_for(
+    stored: MakeBroker, store: MemoryStore, codecs: bool
+) -> None:
+    """`get` brings it, a list where `bodies` says so; conditions on a field see it, and a replay that has one. While
+    the store is away the letter says where it lies."""
+    broker = stored(codecs=codecs)
+
+    @broker.handler("t", group="g")
+    async def refuse(_message: Message) -> None:
+        raise Reject("no")
+
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        await broker.publish_many("t", [{"n": 0}, large(1), large(2)], key=lambda _: "a")
+        async with broker.running():
+            await dies(broker, "t", "g", 3)
+        topic, letters, n1 = await broker.topics.existing("t"), broker.dead_letters, dlq.read_fields(["n=1"])
+        listed = await letters_of(broker, "t", "g")
+        assert [each.sealed.partition(" (")[0] for each in listed] == ["", *["in the store of bodies"] * 2]
+        whole = [each async for each in letters.iterate(topic, "g", bodies=True)]
+        assert [(json.loads(each.data or b"")["n"], each.sealed) for each in whole] == [(0, ""), (1, ""), (2, "")]
+        assert [each.data for each in whole] == [
+            got.data for each in listed if (got := await letters.get(topic, "g", each.id)) is not None
+        ]
+        (chosen,) = [each async for each in letters.select(topic, "g", dlq.Selection(where=n1))]
+        assert chosen == whole[1]
+        hits = (await broker.find("t", state="dead", group="g", where=["n=1"], bodies=True)).hits
+        assert [(hit.data, hit.sealed) for hit in hits] == [(whole[1].data, "")]
+        assert not (await broker.find("t", where=["n=1"])).hits
+        store.is_away = True
+        away = await letters.get(topic, "g", listed[1].id)
+        assert away is not None
+        assert away.sealed == listed[1].sealed
+        assert [each.sealed for each in (await broker.find("t", bodies=True)).hits] == [each.sealed for each in listed]
+        store.is_away = False
+        assert await letters.replay_selected(topic, "g", dlq.Selection(where=n1)) == 1
+        assert {each.id for each in await letters_of(broker, "t", "g")} == {listed[0].id, listed[2].id}
 
 
 async def test_a_worker_without_a_store_holds_the_message_whole(stored: MakeBroker, witness: Witness) -> None:

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import pytest
 
-from rsmq import Broker, Settings
-from rsmq.codecs import Encrypt, Keyring
+from rsmq import Broker, Reject, Settings
+from rsmq.codecs import Encrypt, Keyring, Offload
 from rsmq.dashboard import Role, Rules, Visitor, create_app
+from tests.contract.witness import dies, letters_of
 from tests.dashboard.test_extension import browsing
 
 FORMS = {
     "publish": {"topic": "safe", "payload": "1", "kind": "json", "confirmed": "yes"},
     "add-schedule": {"topic": "safe", "schedule": "s", "rule": "12h", "payload": "1", "confirmed": "yes"},
 }
+
+
+async def test_pages_of_one_message_show_a_body_from_the_store(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a message and of a dead letter, and a form that publishes a copy; the lists say where it lies. Without the
+    store all of them do."""
+    settings = replace(settings, preflight="warn", partitions=1)
+    key = Keyring({"k1": b"1" * 32})
+    broker = Broker(settings, codecs=[Encrypt(key)], offload=Offload(tmp_path, above="1kB"))
+    rules = Rules(authorize=lambda _: Visitor("root", Role.ADMIN))
+
+    @broker.handler("safe", group="g")
+    async def refuse(order: dict[str, str]) -> None:
+        raise Reject("no")
+
+    async with broker:
+        ref = await broker.publish("safe", {"to": "lovelace", "x": "y" * 3000})
+        async with broker.running():
+            await dies(broker, "safe", "g", 1)
+        (letter,) = await letters_of(broker, "safe", "g")
+        lists = ["/messages/safe", "/dead-letters/safe/g"]
+        ones = [f"/message/safe/{ref}", f"/dead-letter/safe/g/{letter.id}", f"/publish/safe?message={ref}"]
+        monkeypatch.setenv("RSMQ_KEYS", f"k1={b64encode(b'1' * 32).decode()}")
+        for store, shown in ((str(tmp_path), ones), (None, [])):
+            monkeypatch.setenv("RSMQ_BODIES", store) if store else monkeypatch.delenv("RSMQ_BODIES")
+            async with browsing(create_app(settings, rules=rules)) as web:
+                for path in (*lists, *ones):
+                    page = unescape((await web.get(path)).text)
+                    assert ("lovelace" in page) == (path in shown), path
 
 
 @pytest.mark.parametrize("action", FORMS)
