@@ -1,5 +1,6 @@
 /** Encrypts and decrypts payloads as rsmq does: AES-256-GCM with a key of its own for each message. */
-import { createCipheriv, createDecipheriv, createHmac } from 'node:crypto';
+import { createCipheriv, createDecipheriv, createHash, createHmac } from 'node:crypto';
+import zlib from 'node:zlib';
 
 const ABSENT = Buffer.from('ffffffff', 'hex');
 
@@ -28,6 +29,31 @@ export function encrypt(payload, fields, secret) {
   const cipher = createCipheriv('aes-256-gcm', hmac(secret, parts('enc', fields.id)), nonce);
   cipher.setAAD(about(fields));
   return Buffer.concat([nonce, cipher.update(payload), cipher.final(), cipher.getAuthTag()]);
+}
+
+/** The body of a message whose `enc` ends with `ref`, if it is the one that was published. Throws otherwise. */
+export function checkedBody({ id, data }, body) {
+  if (!createHash('sha256').update(parts(id)).update(body).digest().equals(data)) throw new Error('it is another body');
+  return body;
+}
+
+/**
+ * The payload of any encoded entry. `get(name)` returns a body from the store; `unzstd` decompresses one frame, for
+ * which Node.js has a function from 22.15 on.
+ */
+export function decode({ data, enc, ref, ...fields }, secret, { get, unzstd = zlib.zstdDecompressSync } = {}) {
+  const words = enc.split(';');
+  if (words.at(-1) === 'ref') {
+    words.pop();
+    data = checkedBody({ ...fields, data }, get(ref));
+  }
+  const inner = words.join(';');
+  for (const word of words.reverse()) {
+    if (word.startsWith('a256gcm=')) data = decrypt({ ...fields, data, enc: inner }, secret);
+    else if (word === 'zstd') data = unzstd(data);
+    else throw new Error(`this program cannot undo ${word}`);
+  }
+  return data;
 }
 
 /** A letter with an encrypted payload (content type 253, or flag 32 of one for an MQTT client): its topic and payload. */

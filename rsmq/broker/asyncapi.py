@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from rsmq.broker.broker import Broker, payloads_of
 from rsmq.errors import ConfigError
+from rsmq.model.body import REF
 from rsmq.model.formats import format_of
 from rsmq.model.json_schema import Comparison
 from rsmq.model.message import BYTES, JSON, TEXT
@@ -63,12 +64,14 @@ def asyncapi(broker: Broker, *, title: str, version: str) -> dict[str, Any]:
     found = sorted(flows(broker), key=lambda flow: flow.name)
     kinds = [kind for flow in found for kind in (flow.payload, flow.answer) if kind is not inspect.Parameter.empty]
     schemas, components = json_schemas(kinds)
+    answered = broker.encoding.names
+    encoded = ";".join(filter(None, (answered, REF if broker.encoding.bodies is not None else "")))
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
     for flow in found:
         channel = channels.setdefault(flow.topic, {"address": flow.topic, "messages": {}})
         name = message_name(flow.payload)
-        channel["messages"][name] = message_of(flow.payload, schemas[key_of(flow.payload)], broker.encoding.names)
+        channel["messages"][name] = message_of(flow.payload, schemas[key_of(flow.payload)], encoded)
         operation: dict[str, Any] = {
             "action": flow.action,
             "channel": {"$ref": f"#/channels/{flow.topic}"},
@@ -78,7 +81,7 @@ def asyncapi(broker: Broker, *, title: str, version: str) -> dict[str, Any]:
             operation["summary"] = flow.summary
         if flow.answer is not inspect.Parameter.empty:
             answers, answer = f"{flow.name}.answer", message_name(flow.answer)
-            content = message_of(flow.answer, schemas[key_of(flow.answer)], broker.encoding.names)
+            content = message_of(flow.answer, schemas[key_of(flow.answer)], answered)
             channels[answers] = {"address": None, "messages": {answer: content}}
             operation["reply"] = {
                 "address": {"location": "$message.header#/reply-to"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from rsmq import ConfigError
 from rsmq.codecs import Encrypt, Keyring, Zstd
 from rsmq.codecs.encrypt import parts
-from rsmq.errors import CannotDecode, Malformed, TooLarge
+from rsmq.errors import CannotDecode, LostBody, Malformed, TooLarge
+from rsmq.model.body import check_ref
 from rsmq.model.encoding import NO_CODECS, Binding, Encoding
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +32,8 @@ BOTH = Encoding([Zstd(above=0), Encrypt(KEYRING)])
 def vectors() -> list[dict[str, Any]]:
     """Those on the page of the wire format."""
     page = (ROOT / "docs" / "wire-format.md").read_text(encoding="utf-8")
-    table = page.split("\n## Encoded payloads\n")[1].split("```json\n")[1].split("```")[0]
-    found: list[dict[str, Any]] = json.loads(table)
-    return found
+    tables = page.split("\n## Encoded payloads\n")[1].split("\n## ")[0].split("```json\n")[1:]
+    return [vector for table in tables for vector in json.loads(table.split("```")[0])]
 
 
 def binding(message_id: str = "m", key: str | None = None, kind: str = "text/plain", enc: str = "") -> Binding:
@@ -45,8 +46,13 @@ def test_the_golden_vectors_are_what_is_written_and_read(vector: dict[str, Any])
     """Other languages check themselves against the page, and so does this one."""
     payload, stored = bytes.fromhex(vector["payload"]), bytes.fromhex(vector["data"])
     about = binding(vector["id"], vector["key"], vector["type"], vector["enc"])
+    if "body" in vector:
+        about = about._replace(body=bytes.fromhex(vector["body"]))
+        assert check_ref(vector["ref"].encode(), "orders") == vector["ref"]
+        with pytest.raises(LostBody):
+            BOTH.undo(stored, about._replace(body=b"another"))
     assert BOTH.undo(stored, about) == payload
-    if "zstd" not in vector["enc"]:  # another version of zstd may compress otherwise
+    if vector["enc"] == "a256gcm=k7":  # another version of zstd may compress otherwise
         assert SEALING.encode(payload, vector["id"], vector["key"], vector["type"]) == (stored, vector["enc"])
 
 
@@ -57,7 +63,8 @@ def test_a_program_in_javascript_reads_the_golden_vectors() -> None:
     command = ["node", "--test", "--test-reporter=tap", "sealed.test.js"]
     done = subprocess.run(command, cwd=example, capture_output=True, text=True, timeout=60, check=False)
     assert "# fail 0\n" in done.stdout, done.stdout + done.stderr
-    assert "# pass 3\n" in done.stdout, done.stdout
+    passed, skipped = (int(re.findall(rf"# {word} (\d+)", done.stdout)[0]) for word in ("pass", "skipped"))
+    assert (passed + skipped, skipped) in ((5, 0), (5, 1)), done.stdout  # an older Node.js has no zstd
 
 
 @given(st.binary(max_size=300), st.text(max_size=20), st.none() | st.text(max_size=20), st.text(max_size=9))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 from rsmq import Broker, ConfigError, Message
 from rsmq.broker.asyncapi import asyncapi
-from rsmq.codecs import Encrypt, Keyring, Zstd, avro_record
+from rsmq.codecs import Encrypt, Keyring, Offload, Zstd, avro_record
 from rsmq.errors import CannotDecode, Malformed, NotJson
 from rsmq.handler.payload import decoder_for, formats_for
 from rsmq.model.message import encode_payload
@@ -251,6 +252,21 @@ def test_the_document_of_the_broker_names_the_content_type() -> None:
     }  # fmt: skip
     assert "ratio" in document["components"]["schemas"]["Order"]["properties"]
     assert channels["order"]["messages"]["Order"]["x-enc"] == "zstd;a256gcm"
+
+
+@pytest.mark.parametrize(("codecs", "encoded"), [([], "ref"), ([Zstd()], "zstd;ref")])
+def test_the_document_of_a_broker_with_a_store_says_so(tmp_path: Path, codecs: list[Zstd], encoded: str) -> None:
+    """An answer does not go there."""
+    broker = Broker(codecs=codecs, offload=Offload(tmp_path))
+
+    @broker.handler("orders", group="g", replies=True)
+    async def price(order: Order) -> int:
+        return 1
+
+    channels = asyncapi(broker, title="t", version="1")["channels"]
+    assert channels["orders"]["messages"]["Order"]["x-enc"] == encoded
+    (answer,) = channels["orders.g.answer"]["messages"].values()
+    assert answer.get("x-enc", "") == encoded.removesuffix("ref").rstrip(";")
 
 
 def test_no_package_of_a_format_is_loaded_for_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,7 +34,9 @@ def polyglot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_partition_is_the_same(polyglot: Path) -> None:
     """Node.js computes every golden vector of the wire format: partitions, encoded payloads, encoded letters."""
-    assert "# pass 4\n" in run(["node", "--test", "--test-reporter=tap"], polyglot, environment())
+    found = run(["node", "--test", "--test-reporter=tap"], polyglot, environment())
+    assert "# fail 0\n" in found
+    assert re.search(r"# pass [56]\n", found)  # an older Node.js has no zstd, and skips one
 
 
 def test_both_handle_what_both_published(polyglot: Path, env: dict[str, str]) -> None:
