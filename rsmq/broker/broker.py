@@ -19,7 +19,7 @@ from rsmq.broker.portal import Portal
 from rsmq.broker.publishing import Publishing
 from rsmq.broker.requests import Requesting, replying
 from rsmq.broker.results import Results
-from rsmq.broker.typed_topic import TypedTopic
+from rsmq.broker.typed_topic import Problems, TypedTopic, refusing
 from rsmq.errors import OTHER_LOOP, ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.handler.lifespan import OpenedLifespan
@@ -73,6 +73,7 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         super().__init__()
         self._headers = checked_headers(headers)
         self._before_publish = list[BeforePublish]()
+        self._problems: Problems = {}
         self.settings = chosen_settings(settings, overrides)
         self._codecs = tuple(codecs)
         self._offload = offload
@@ -177,6 +178,8 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
 
     def _add(self, handler: Handler) -> None:
         super()._add(replying(self, handler) if handler.replies else handler)
+        if handler.problem_of is not None:
+            self._problems[handler.topic, handler.signature.payload] = handler.problem_of
 
     def _refuse_connected(self, what: str) -> None:
         if self._shared.users or self._portal.is_open:
@@ -213,7 +216,8 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
 
     def _prepared_producer(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
         producer = self.make_producer(client, keys, settings, topics)
-        producer.prepare = preparation(self._headers, self._before_publish)
+        checks = [refusing(self._problems)] if self._problems else []
+        producer.prepare = preparation(self._headers, [*self._before_publish, *checks])
         producer.encode_by(self.encoding or None)
         return producer
 
@@ -251,6 +255,7 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         """A second broker for the thread of `publish_sync`, with the same settings, tracing and partitions."""
         publisher = Broker(self.settings, headers=self._headers, codecs=self._codecs, offload=self._offload)
         publisher._before_publish = self._before_publish
+        publisher._problems = self._problems
         publisher.make_producer = self.make_producer
         user = weakref.ref(self)  # a thread that held the broker would keep it for ever
 

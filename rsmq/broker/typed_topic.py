@@ -15,6 +15,7 @@ from rsmq.model.keys import check_name
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import ManyOptions, PublishOptions
+from rsmq.producer.publication import BeforePublish, Publication
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -124,14 +125,34 @@ class TypedTopic(Generic[T]):
                 f"{self._class.__name__}(...), or declare the topic with another type"
             )
         if self._problem_of is not None and (problem := self._problem_of(payload)):
-            raise ConfigError(
-                f"the payload would not come back from topic {self.name!r} as it is: {problem}. Publish what the type "
-                f"of the topic reads, or change that type"
-            )
+            raise ConfigError(f"{would_not_come_back(self.name, problem)} of the topic reads, or change that type")
         return payload
 
     def __repr__(self) -> str:
         return f"<TypedTopic {self.name} of {getattr(self.payload, '__name__', self.payload)}>"
+
+
+Problems = dict[tuple[str, Any], Callable[[Any], str]]
+"""By topic and type of a handler that does not read what it writes: says why a payload would not come back."""
+
+
+def refusing(problems: Problems) -> BeforePublish:
+    """What a broker with such handlers does before it publishes a payload of exactly that type to their topic."""
+
+    def refuse_what_is_lost(publication: Publication) -> None:
+        problem_of = problems.get((publication.topic, type(publication.payload)))
+        if problem_of is not None and (problem := problem_of(publication.payload)):
+            raise ConfigError(
+                f"{would_not_come_back(publication.topic, problem)} of its handler reads, or give that type what it "
+                f"needs to read its own values: the log said what when the handler was registered"
+            )
+
+    return refuse_what_is_lost
+
+
+def would_not_come_back(topic: str, problem: str) -> str:
+    """The beginning of an error."""
+    return f"the payload would not come back from topic {topic!r} as it is: {problem}. Publish what the type"
 
 
 def checked_items(topic: TypedTopic[T], items: Iterable[T]) -> Iterable[T]:

@@ -24,6 +24,7 @@ from rsmq.handler.options import By, Distribution, Execution, HandlerOptions, Op
 from rsmq.handler.payload import Decoder, decode_nothing, decoder_for, formats_for, refusal_of
 from rsmq.handler.quiet_hours import When
 from rsmq.handler.rate_limit import Rate
+from rsmq.handler.read_back import reader_back
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.service import Service
 from rsmq.handler.signature import UNDECLARED, Signature, read_signature
@@ -45,7 +46,8 @@ class Handler:
     `invoke(message)` calls the function with the arguments of its signature; set `message.payload` with `decode`
     first. A batch handler has `invoke_batch(messages)` instead. The result of an `async def` (`is_async`) must be
     awaited. `around` is the handler's own middleware, which runs inside the broker's. `services` are those that its
-    dependencies need in the worker.
+    dependencies need in the worker. `problem_of` says why a payload would not come back as it was published, and is
+    there only for a type that does not read what it writes.
     """
 
     function: Callable[..., Any]
@@ -82,6 +84,7 @@ class Handler:
     on_dead: DeadFunction | None = None
     formats: Mapping[str, Decoder] = field(default_factory=dict)
     fallback: Fallback | None = None
+    problem_of: Callable[[Any], str] | None = None
 
     @property
     def is_async(self) -> bool:
@@ -186,8 +189,13 @@ def build_handler(
         raise ConfigError(f"handler {title}: {error}") from None
     decode = decoder_for(signature.payload) if signature.has_payload else decode_nothing
     formats = formats_for(signature.payload) if signature.has_payload else {}
+    problem_of = None
     if signature.has_payload and (why := refusal_of(signature.payload)):
-        log.warning("handler %s: %s. What it gets from rsmq is not what was published", title, why)
+        log.warning(
+            "handler %s: %s. It reads what other programs write; a broker with this handler refuses a payload of this "
+            "type that would not come back", title, why,
+        )  # fmt: skip
+        problem_of = reader_back(signature.payload)
     return Handler(
         function=function,
         name=title,
@@ -200,6 +208,7 @@ def build_handler(
         invoke_batch=signature.batch_call() if check.is_batch else _refuse_shape,
         services=services,
         fallback=fallback,
+        problem_of=problem_of,
     )
 
 

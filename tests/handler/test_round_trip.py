@@ -18,6 +18,8 @@ from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, NewType,
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,7 +45,7 @@ from pydantic import (
 from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
-from rsmq import Broker, ConfigError, NotJson
+from rsmq import Broker, ConfigError, NotJson, Router, Settings
 from rsmq.handler.handler import build_handler
 from rsmq.handler.payload import decoder_for, formats_for, refusal_of
 from rsmq.model.message import encode_payload
@@ -527,6 +529,35 @@ def test_type_that_does_not_read_what_it_writes_is_refused_by_its_topic(
     with caplog.at_level(logging.WARNING):
         build_handler(handle, "logins", group="g", payload=kind)
     assert says in caplog.text
+
+
+async def test_broker_refuses_what_its_handler_would_not_read_back(server_url: str, prefix: str) -> None:
+    """Of a type that does not read what it writes, an object of exactly that type: by each way to publish. Everything
+    else goes on, and another value of the type, which comes back."""
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
+    router = Router()
+
+    @broker.handler("hidden", group="g")
+    async def hidden(payload: Hidden) -> None: ...
+
+    @router.handler("logins", group="g", batch=5)
+    async def logins(payloads: list[ReadBy]) -> None: ...
+
+    broker.include(router, prefix="a.")
+    lost = r"would not come back from topic '{}' as it is: {}"
+    async with broker:
+        with pytest.raises(ConfigError, match=lost.format("hidden", "left would be read as another int")):
+            await broker.publish("hidden", Hidden(kept=1, left=5))
+        with pytest.raises(ConfigError, match=lost.format("a.logins", "name would be")):
+            await broker.publish_many("a.logins", [ReadBy(Name="ada")])
+        with pytest.raises(ConfigError, match="would not come back"):
+            await anyio.to_thread.run_sync(broker.publish_sync, "hidden", Hidden(kept=1, left=5))
+        with pytest.raises(NotJson, match="the secret at token"):
+            await broker.publish("elsewhere", Inner(token=SecretStr("x")))
+        await broker.publish("hidden", Hidden(kept=1))
+        await broker.publish("hidden", {"kept": 1, "left": 5})
+        await broker.publish("elsewhere", Hidden(kept=1, left=5))
+        await broker.publish("a.logins", {"Name": "ada"})
 
 
 @pytest.mark.parametrize("kind", [Revealed, Choices, ByName, Loose, Order, Row, Point, Pair, dict[str, Revealed]])
