@@ -198,7 +198,7 @@ EXHIBITS: Final = (
     left_out(
         "delayed messages that are cancelled are missing in their batch",
         "control/cancel_delayed",
-        "if member then leave_batch(KEYS[1]:match('^(.*):delayed$'), nil, { { member, 'cancelled', '' } }) end",
+        "if member then leave_batch(stream, nil, { { member, 'cancelled', '' } }) end",
         lambda plan: plan.cancels > 0 and plan.delayed > 0,
     ),
     bug(
