@@ -135,8 +135,9 @@ class Connection:
 
     def _letters(self, seqs: Sequence[int], envelopes: Sequence[bytes], _sent: int) -> int:
         run, choices, devices = self._run, self._run.world.choices, self._devices
-        if self._losses != devices.losses:  # the server gives the seqs that it has lost again
-            self._losses, self._last = devices.losses, 0
+        if seqs and seqs[0] <= self._last and self._losses < devices.losses:  # the server gives lost seqs again
+            self._losses += 1
+            self._last = 0
         for seq, envelope in zip(seqs, envelopes, strict=True):
             order = json.loads(read_mqtt(envelope).data)
             name = (order["key"], order["n"])
