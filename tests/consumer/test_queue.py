@@ -376,6 +376,18 @@ def test_a_retry_that_is_rescheduled_while_its_body_is_read_starts_with_its_body
     assert history.stored.keys() == {b"1-0", b"2-0", b"3-0"}
 
 
+def test_what_leaves_memory_during_a_recovery_is_not_claimed_again() -> None:
+    """It was in memory when the recovery began, and only its id is here when its page is claimed."""
+    lane = make_lane()
+    flows = lane.flows
+    assert flows.known(1) == set()
+    flows.wait_as_id(b"1", make_message(lane, 1, 1))
+    flows.wait_again(b"2", [b"2-0", b"3-0"])
+    assert flows.known(1) == {b"1-0", b"2-0", b"3-0"}
+    flows.recovered()
+    assert flows.known(2) == {b"1-0", b"2-0", b"3-0"}
+
+
 async def test_messages_behind_the_key_of_a_limited_one_are_counted_as_limited() -> None:
     """It is what `rsmq top` shows: all that would start if the rate had room."""
     lane, queue = make_lane(), Queue(is_ordered=True)

@@ -533,6 +533,14 @@ EXHIBITS: Final = (
         needs=lambda plan: bool(plan.moves),
     ),
     bug(
+        "a call that waits again during a recovery is claimed again",
+        "a call has a message twice, and the worker ends when it settles it",
+        "consumer/waiting/flows.py",
+        "            self._known[1].update(ids)\n",
+        "            pass\n",
+        needs=lambda plan: plan.linger > 0,
+    ),
+    bug(
         "a cancelled message is not noted",
         "a message that its owner has taken out of its queue is neither cancelled nor handled",
         "redis/lua/shared/end_cancelled.lua",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
@@ -87,7 +87,7 @@ class Flows:
         self._answered = 0
         self._calls = 0
         self._fillings = 0
-        self._known: tuple[int, frozenset[bytes]] | None = None
+        self._known: tuple[int, set[bytes]] | None = None
         self.waiting: dict[bytes, KeyFlow] = {}
         self.parked: dict[bytes, Message] = {}
         self.held: dict[bytes | str, Message] = {}
@@ -192,6 +192,8 @@ class Flows:
 
     def _note_far(self, message: Message, at: tuple[int, int]) -> None:
         self.far += 1
+        if self._known is not None:
+            self._known[1].add(message.entry_id)
         if at > self.newest:
             self.newest = at
         if not message.is_redelivered:
@@ -351,10 +353,10 @@ class Flows:
         ids = chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids)
         return chain(ids, self.named.ids(), self.resting.ids)
 
-    def known(self, recovery: int) -> frozenset[bytes]:
-        """The same at the begin of the recovery with this number: others come only by itself, behind its cursor."""
+    def known(self, recovery: int) -> Set[bytes]:
+        """The same since the begin of the recovery with this number, also what has left memory meanwhile."""
         if self._known is None or self._known[0] != recovery:
-            self._known = recovery, frozenset(self.far_ids())
+            self._known = recovery, set(self.far_ids())
         return self._known[1]
 
     def recovered(self) -> None:
@@ -473,6 +475,8 @@ class Flows:
         for entry_id in reversed(ids):
             flow.ids.put_first(entry_id)
         self.far += len(ids)
+        if self._known is not None:
+            self._known[1].update(ids)
 
     def put_aside(self, entry_id: bytes) -> None:
         """The server is to be told that a message has not started."""
