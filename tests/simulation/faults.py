@@ -395,6 +395,7 @@ class Fates:
         self._run.world.note("the server loses everything")
         self._run.network.ask("FLUSHALL")
         self._run.was_wiped = True
+        self._run.wiped_at = self._run.world.now
         self._run.forget(0.0)
 
     def _flush(self, _: str, __: Member) -> None:

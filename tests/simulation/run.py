@@ -108,6 +108,7 @@ class Run:
         self._is_published = False
         self._asked_at = 0.0
         self.was_reset = self.has_lost_writes = self.was_wiped = False
+        self.wiped_at = -1.0
         self.unsure_until = 0.0
         """Leases have ended early (the server's clock, a reset, a failover): until the owners have found out."""
         network.after_command, network.fences.violate = self._check_leases, self.violate
@@ -578,7 +579,9 @@ class Run:
             self.world.note(f"   publishing {name} failed: {error!r}")
             self._unknown.add(name)
             return None
-        if ref.is_new is not False:
+        if self._tried[name] <= self.wiped_at:  # what was stored may be gone, though the answer came after that
+            self._unknown.add(name)
+        elif ref.is_new is not False:
             self._stored[name] = self.world.now
             self.expiries.published(name)
             self.notes.published(name, ref)
