@@ -186,6 +186,35 @@ async def test_a_key_that_waits_before_a_resize_delays_only_itself(make_broker: 
     assert ledger.handled == ledger.published
 
 
+async def test_a_call_by_key_that_fails_before_a_resize_delays_only_its_key(make_broker: Make) -> None:
+    """Calls have the messages of one key. That of one key fails: later messages of all others are handled meanwhile."""
+    broker, outside = make_broker(partitions=1), make_broker()
+    handled, gate, has_failed = defaultdict[str, list[int]](list), anyio.Event(), anyio.Event()
+
+    @broker.handler(
+        "orders", group="g", batch=10, by="key", linger=timedelta(milliseconds=20),
+        retry=RetryPolicy(max_attempts=1000, wait=wait_fixed(0.05)),
+    )  # fmt: skip
+    async def handle(numbers: list[int], messages: list[Message]) -> None:
+        (key,) = {message.key or "" for message in messages}
+        if key == "hot" and not gate.is_set():
+            has_failed.set()
+            raise RuntimeError("not yet")
+        handled[key] += numbers
+
+    async with outside, broker, broker.running():
+        await outside.publish("orders", 0, key="hot")
+        await until(has_failed.is_set, "the key waits for its retry")
+        await resized(outside, "orders", 2)
+        for number, key in itertools.product(range(1, 6), ("hot", *"abcd")):
+            await outside.publish("orders", number, key=key)
+        await until(lambda: all(handled[key] == [*range(1, 6)] for key in "abcd"), "the others go on")
+        assert not handled["hot"]
+        gate.set()
+        await until(lambda: len(handled["hot"]) >= 6, "all is handled")
+    assert handled["hot"] == [*range(6)]
+
+
 async def test_what_waits_for_a_partition_before_takes_no_memory_from_others(make_broker: Make) -> None:
     """A key waits for its retry, and as many later messages of it as memory has room for wait in the partition that
     follows: all others go on, and are read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rsmq.consumer.waiting.gathering_queue import GatheringQueue
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import key_rate_of
 from rsmq.consumer.waiting.queue import Queue
@@ -48,8 +47,6 @@ class SeamQuestion:
             return False
         if [self._lanes.get(each) for each in lane.parents] != self.before or self._now() != self._numbers:
             return False
-        if isinstance(queue, GatheringQueue):
-            return False  # keys wait in other places, too
         return all(map(is_known, self.before)) and not (queue.takes_raw and any(map(has_unknown_keys, self.before)))
 
     def _now(self) -> list[int]:
