@@ -75,6 +75,8 @@ class Digests:
         run, plan = self._run, self._run.plan
         # a call that was full may have lost some
         is_cut = len(names) >= plan.batch or plan.expires or plan.cancels or plan.read_ahead < SMALLEST
+        # what is stored in its window after its partition was sealed comes in a later call
+        is_cut = is_cut or bool(plan.growth and run.layout.is_sealed(messages[0].partition))
         if is_cut or plan.moves or plan.uniques:
             return
         end = int(messages[0].stream_id.partition("-")[0]) / 1000 - EPOCH + plan.linger

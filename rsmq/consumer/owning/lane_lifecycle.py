@@ -11,7 +11,7 @@ from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.following import SeamQuestion, follow, let_keys_go
+from rsmq.consumer.waiting.following import SeamQuestion, follow, is_settled, let_keys_go
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import KeyRate, key_rate_of
 from rsmq.errors import BrokerError
@@ -77,6 +77,10 @@ class LaneLifecycle:
         """Start what waits for keys that are free in the lanes before this one."""
         if let_keys_go(self._queue, self._lanes, lane):
             self._runner.wake_soon()
+
+    def is_settled(self, lane: Lane) -> bool:
+        """Whether nothing of the partitions before it is left in this member."""
+        return is_settled(self._lanes, lane)
 
     def follow(self, lane: Lane) -> None:
         """The partitions before it are finished."""

@@ -124,7 +124,7 @@ class Rebalancer:
         finished = {parents: await self._are_finished(parents) for parents in {lane.parents for lane in following}}
         has_more = any(finished.values())
         for lane in sorted(following, key=lambda each: len(each.parents)):
-            if finished[lane.parents]:
+            if finished[lane.parents] and self._lifecycle.is_settled(lane):
                 log.debug("%r follows: the partitions before it are finished", lane)
                 if lane.is_blocked:
                     await self._lifecycle.follow_rate(lane)

@@ -59,6 +59,12 @@ def let_keys_go(queue: Queue, lanes: Mapping[int, Lane], lane: Lane) -> int:
     return _release(queue, lanes, lane, lane.parents, keys)
 
 
+def is_settled(lanes: Mapping[int, Lane], lane: Lane) -> bool:
+    """Whether nothing of the partitions before it is left in this member: the server may have lost that it is pending,
+    if a consumer was deleted, and its audit gives it back."""
+    return not any(before.in_flight or before.flows.far for each in lane.parents if (before := lanes.get(each)))
+
+
 def follow(queue: Queue, lanes: Mapping[int, Lane], lane: Lane) -> int:
     """The partitions before it are finished. Returns how many keys have waited for them."""
     return _release(queue, lanes, lane, lane.parents, lane.follow())
