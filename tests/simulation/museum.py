@@ -1044,7 +1044,7 @@ EXHIBITS: Final = (
     ),
     mqtt(
         "a letter that went along with its ring counts as sent",
-        "after a lost master the acknowledgement of a lost letter removes another one, which nobody has got",
+        "after a lost master the acknowledgement of a lost letter removes another one, which its client has never got",
         "redis/lua/shared/note_letters.lua",
         "'until_ms', till, 'pushed', pushed)",
         "'until_ms', till, 'pushed', pushed, 'sent', last)",
