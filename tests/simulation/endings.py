@@ -58,9 +58,9 @@ class Expiries(logging.Handler):
             return {}
         # the wire format has milliseconds
         span = round(0.002 + LONGEST * choices.unit(f"expires {name} after") ** 2, 3)
-        if delay is not None:  # its publisher turns it into a moment, at a time that is only known to be about now
+        if delay is not None:  # its publisher turns it into a moment, by a clock that is behind by a reply at most
             span += round(delay.total_seconds(), 3)
-            self._moments[name] = [self._run.world.now + span, float("inf")]
+            self._moments[name] = [self._run.world.now + span - SLOWEST, float("inf")]
         self._spans[name] = span
         options: dict[str, Any] = {"expires": timedelta(seconds=span)}
         if choices.unit(f"expires {name} dead") < 0.5:
