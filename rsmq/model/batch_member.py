@@ -124,11 +124,6 @@ def batch_mark(home: str) -> str:
     return f"batch|{home}"
 
 
-def is_batch_mark(field: bytes) -> bool:
-    """Whether a field of that hash marks a batch."""
-    return field.startswith(b"batch|")
-
-
 new_member: Final = cast("Callable[[tuple[MemberBlock, int]], BatchMember]", partial(tuple.__new__, BatchMember))
 """A member of a block and its number. It runs for each member, and costs a third of calling the class."""
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from tenacity import AsyncRetrying
 
 from rsmq.errors import SlotMoving
-from rsmq.model.batch_member import is_batch_mark
+from rsmq.model.batch_member import batch_mark
 from rsmq.model.keys import Keys
 from rsmq.model.layout import RESIZED, Choose, Layout, stored_distribution
 from rsmq.model.member import read_info
@@ -26,7 +26,7 @@ from rsmq.redis.scripts import (
     RESIZE_TOPIC,
     SEAL_PARTITION,
 )
-from rsmq.redis.streams import ask_all, group_names, make_groups
+from rsmq.redis.streams import ask_all, group_names, hash_fields, make_groups
 from rsmq.redis.wire.slots import SLOTS
 
 GONE: Final = -2
@@ -184,11 +184,10 @@ async def seal_by_slot(client: Client, keys: Keys, topic: LaidOut, patience: Asy
 
 async def carry_batch_marks(client: Client, keys: Keys, topic: LaidOut, groups: Iterable[str]) -> None:
     """A batch that is cancelled has its mark in each partition. One that is added gets those of the ones it follows:
-    delayed members go there."""
+    delayed members go there. The hash may have a million marks of single messages, which stay."""
     for group in groups:
         for number in topic.layout.to_seal:
-            flat = await client.execute_command("HGETALL", keys.cancels(topic.name, number, group))
-            marks = [(name, until) for name, until in zip(flat[::2], flat[1::2], strict=True) if is_batch_mark(name)]
+            marks = await hash_fields(client, keys.cancels(topic.name, number, group), batch_mark("*"))
             after = [each for each in topic.layout.descendants_of(number) for _ in marks[:1]]
             names = [keys.cancels(topic.name, each, group) for each in after]
             await ask_all(client, [("HSET", name, *[part for pair in marks for part in pair]) for name in names])

@@ -333,11 +333,12 @@ FIELDS: Final = 500
 """Fields of a hash that one call reads, about."""
 
 
-async def hash_fields(client: Client, key: str) -> list[tuple[bytes, bytes]]:
-    """The fields of a hash with their values, read in pages; one that changes meanwhile may come twice."""
+async def hash_fields(client: Client, key: str, pattern: str = "*") -> list[tuple[bytes, bytes]]:
+    """The fields of a hash that match a pattern, with their values, read in pages; one that changes meanwhile may come
+    twice."""
     found, cursor = dict[bytes, bytes](), b"0"
     while True:
-        cursor, flat = await client.execute_command("HSCAN", key, cursor, "COUNT", FIELDS)
+        cursor, flat = await client.execute_command("HSCAN", key, cursor, "MATCH", pattern, "COUNT", FIELDS)
         found.update(zip(flat[::2], flat[1::2], strict=True))
         if cursor == b"0":
             return list(found.items())

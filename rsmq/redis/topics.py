@@ -304,7 +304,8 @@ class Topics:
         return changed
 
     async def delete(self, name: str) -> None:
-        """Remove the topic with its messages, dead letters and groups. Its workers must have stopped before.
+        """Remove the topic with its messages, dead letters and groups. Its workers and publishers must have stopped
+        before: one that has used it may store for ten seconds what no later topic of this name reads.
 
         The topic's own entry goes last, so that an interrupted delete can be repeated.
         """

@@ -19,7 +19,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.streams import ensure_groups
-from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic
+from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic, note_batches
 from tests.servers import Server
 
 
@@ -281,3 +281,26 @@ async def test_without_an_archive_its_places_are_forgotten(topics: Topics, clien
             await client.execute_command("HSET", keys.archived("orders", number), "nightly", "1-0")
         await forget()
         assert await client.execute_command("EXISTS", keys.archived("orders", 0), keys.archived("orders", 1)) == 0
+
+
+async def test_marks_of_batches_go_along_and_those_of_single_messages_stay(
+    topics: Topics, client: Client, keys: Keys
+) -> None:
+    """A group may have cancelled a million messages: their marks are read in pages, and only those of batches are
+    copied."""
+    await topics.ensure("orders", 2)
+    await ensure_groups(client, keys, await topics.existing("orders"), "billing")
+    await note_batches(topics, "orders")
+    parent = keys.cancels("orders", 0, "billing")
+    singles = {f"{number}-0": "cancelled" for number in range(3000)}
+    await client.execute_command("HSET", parent, *[part for pair in singles.items() for part in pair])
+    await client.execute_command("HSET", parent, "batch|3.abc", "5")
+    layout = (await topics.resize("orders", 4)).layout
+    assert len(layout.descendants_of(0)) == 2
+    for number in layout.descendants_of(0):
+        assert await client.execute_command("HGETALL", keys.cancels("orders", number, "billing")) == [
+            b"batch|3.abc",
+            b"5",
+        ]
+    for number in layout.descendants_of(1):
+        assert await client.execute_command("HLEN", keys.cancels("orders", number, "billing")) == 0
