@@ -96,6 +96,9 @@ def parts_of(value: Any, other: Any) -> Mapping[Any, Any] | None:
         return value
     if isinstance(value, LISTS):
         return dict(enumerate(value))
+    struct_fields = getattr(type(value), "__struct_fields__", None)
+    if struct_fields is not None:
+        return {name: getattr(value, name) for name in struct_fields}
     model_fields = getattr(type(value), "__pydantic_fields__", None)
     if model_fields is not None or is_dataclass(value):
         names = model_fields if model_fields is not None else [each.name for each in fields(value)]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin
 
-from rsmq.errors import Malformed, NotJson
+from rsmq.errors import ConfigError, Malformed, NotJson
 from rsmq.model.nonfinite import nonfinite_in
 
 Encoder = Callable[[Any], tuple[bytes, str]]
@@ -51,9 +51,13 @@ def register(kind: type, given: Format) -> None:
 
 
 def format_of(kind: Any) -> Format | None:
-    """The format of a type; None for what pydantic validates."""
+    """The format of a type; None for what pydantic validates.
+
+    Also of a type that is made of structs of msgspec, such as `Order | None`, `Box[int]` or `list[Order]`.
+    """
     if not isinstance(kind, type):
-        return None
+        msgspec: Any = sys.modules.get("msgspec")
+        return of_struct(kind, msgspec) if msgspec is not None and has_struct(kind, msgspec) else None
     found = _FORMATS.get(kind)
     if found is None and (made := made_for(kind)) is not None:
         register(kind, made)
@@ -75,16 +79,20 @@ def made_for(kind: type) -> Format | None:
 
 
 def of_struct(kind: Any, msgspec: Any) -> Format:
-    """JSON is written, and MessagePack is read, too."""
+    """JSON is written, and MessagePack is read, too. Raises ConfigError for a type that msgspec cannot read."""
     encoder = msgspec.json.Encoder()
-    from_json = decoding(kind, msgspec.json.Decoder(kind).decode, (msgspec.DecodeError, UnicodeDecodeError))
-    from_msgpack = decoding(kind, msgspec.msgpack.Decoder(kind).decode, (msgspec.DecodeError, UnicodeDecodeError))
+    try:
+        decode_json, decode_msgpack = msgspec.json.Decoder(kind).decode, msgspec.msgpack.Decoder(kind).decode
+    except (TypeError, RuntimeError) as error:
+        raise ConfigError(f"msgspec cannot read {name_of(kind)}: {' '.join(str(error).split())[:LONGEST]}") from None
+    from_json = decoding(kind, decode_json, (msgspec.DecodeError, UnicodeDecodeError))
+    from_msgpack = decoding(kind, decode_msgpack, (msgspec.DecodeError, UnicodeDecodeError))
 
     def encode(value: Any) -> tuple[bytes, str]:
         try:
             data: bytes = encoder.encode(value)
         except (TypeError, ValueError, RecursionError) as error:
-            raise NotJson("", f"a payload of type {kind.__name__} cannot be written ({error})") from error
+            raise NotJson("", f"a payload of type {name_of(kind)} cannot be written ({error})") from error
         if b"null" in data and (where := nonfinite_in(msgspec.to_builtins(value))) is not None:
             raise NotJson(where)
         return data, JSON
@@ -94,6 +102,17 @@ def of_struct(kind: Any, msgspec: Any) -> Format:
         return found, shared
 
     return Format(encode, from_json, JSON, dict.fromkeys(MSGPACK, from_msgpack), schema)
+
+
+def has_struct(annotation: Any, msgspec: Any) -> bool:
+    """Whether a struct is in an annotation."""
+    parts = (get_origin(annotation), annotation, *get_args(annotation))
+    return any(
+        issubclass(part, msgspec.Struct)
+        if isinstance(part, type)
+        else part is not annotation and has_struct(part, msgspec)
+        for part in parts
+    )
 
 
 # -- Protobuf ----------------------------------------------------------------------------------------------------------
@@ -126,7 +145,12 @@ def of_protobuf(kind: Any) -> Format:
 # -- all ---------------------------------------------------------------------------------------------------------------
 
 
-def decoding(kind: type, decode: Decoder, errors: tuple[type[BaseException], ...]) -> Decoder:
+def name_of(kind: Any) -> str:
+    """A type, for an error."""
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def decoding(kind: Any, decode: Decoder, errors: tuple[type[BaseException], ...]) -> Decoder:
     """A decoder that raises Malformed for what its package refuses. The text names the type, and no value."""
 
     def read(data: bytes) -> Any:
@@ -134,7 +158,7 @@ def decoding(kind: type, decode: Decoder, errors: tuple[type[BaseException], ...
             return decode(data)
         except errors as error:
             raise Malformed(
-                f"the payload does not fit {kind.__name__}: {' '.join(str(error).split())[:LONGEST]}"
+                f"the payload does not fit {name_of(kind)}: {' '.join(str(error).split())[:LONGEST]}"
             ) from None
 
     return read

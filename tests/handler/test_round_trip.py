@@ -20,7 +20,6 @@ from zoneinfo import ZoneInfo
 
 import anyio
 import anyio.to_thread
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -197,21 +196,6 @@ def test_text_and_bytes_are_read_by_types_that_may_be_something_else(kind: Any, 
     stored, content_type = encode_payload(value)
     found = formats_for(kind).get(content_type, decoder_for(kind))(stored)
     assert (found, type(found)) == (value, type(value))
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_what_a_struct_of_msgspec_accepts_is_read_back_equal_or_refused(data: st.DataObject) -> None:
-    """Random structs, as JSON and as MessagePack."""
-    leaves = [leaf for leaf in LEAVES if leaf[0] is not Colour]
-    chosen = data.draw(st.lists(st.sampled_from(leaves), min_size=1, max_size=4))
-    kind = msgspec.defstruct("Made", [(f"f{n}", leaf) for n, (leaf, _) in enumerate(chosen)])
-    value = kind(*[data.draw(values) for _, values in chosen])
-    try:
-        stored, content_type = encode_payload(value)
-    except NotJson:
-        return
-    assert formats_for(kind).get(content_type, decoder_for(kind))(stored) == value
 
 
 class Doubled(BaseModel):
