@@ -245,13 +245,13 @@ class NotJson(MessageError):
     """A payload that cannot be written: NaN or infinity, which JSON does not have, an object that JSON has no form for,
     or text that is not Unicode. Refused before anything is sent. `where` is empty if it is not known."""
 
-    def __init__(self, where: str, problem: str = "") -> None:
+    def __init__(self, where: str, problem: str = "", advice: str = "") -> None:
         numbers = (
             f"the payload has NaN or infinity at {where}, and JSON has neither: publish None or a text instead, or set "
             f"ser_json_inf_nan='strings' in the model_config of a pydantic model"
         )
         forms = "publish bytes, text, or what JSON has a form for: dict, list, numbers, a dataclass or a pydantic model"
-        super().__init__(f"{problem}: {forms}" if problem else numbers)
+        super().__init__(f"{problem}: {advice or forms}" if problem else numbers)
         self.where = where
 
 

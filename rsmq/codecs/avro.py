@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -43,9 +44,10 @@ def avro_record(schema: Schema, *, older: Sequence[Schema] = ()) -> Callable[[C]
             stream = io.BytesIO()
             stream.write(MARKER + own)
             try:
-                avro.schemaless_writer(stream, parsed, adapter.dump_python(value))
+                avro.schemaless_writer(stream, parsed, adapter.dump_python(value, warnings=False))
             except Exception as error:  # what does not fit the schema, of several kinds
-                raise NotJson("", f"a payload of type {kind.__name__} does not fit its schema ({error})") from error
+                problem = f"a payload of type {kind.__name__} does not fit its schema{at(error)}"
+                raise NotJson("", problem, "publish what the schema has a form for, or change both") from None
             return stream.getvalue(), TYPE
 
         def decode(data: bytes) -> Any:
@@ -80,6 +82,12 @@ def json_decoder(kind: type, adapter: TypeAdapter[Any]) -> Decoder:
             raise Malformed(f"the payload does not fit {kind.__name__}: {short(error)}") from None
 
     return decode
+
+
+def at(error: Exception) -> str:
+    """The field at the end of an error of fastavro, whose text has the value before it; empty if it does not say."""
+    field = re.search(r" on field ([A-Za-z0-9_.]{1,100})$", str(error))
+    return f" at {field[1]}" if field else ""
 
 
 def short(error: Exception) -> str:

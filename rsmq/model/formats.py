@@ -7,6 +7,7 @@ chooses the decoder by each message's `type`.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -115,6 +116,16 @@ def has_struct(annotation: Any, msgspec: Any) -> bool:
     )
 
 
+def without_value(text: str) -> str:
+    """An error of msgspec without what it shows of the payload: the value of an enum or a tag, the name of a field."""
+    return SHOWN.sub(r"\1\2", text)
+
+
+SHOWN: Final = re.compile(
+    r"^(Invalid (?:enum )?value|Object contains unknown field) .*?((?: - at (?:`\w+` in )?`\$[^`']*`)?)$", re.DOTALL
+)
+
+
 # -- Protobuf ----------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +139,8 @@ def of_protobuf(kind: Any) -> Format:
         try:
             return value.SerializeToString(deterministic=True), PROTOBUF[0]
         except (message.EncodeError, ValueError) as error:
-            raise NotJson("", f"a payload of type {kind.__name__} cannot be written ({error})") from error
+            problem = f"a payload of type {kind.__name__} cannot be written ({error})"
+            raise NotJson("", problem, "set what its .proto file asks for") from None
 
     def parse(data: bytes) -> Any:
         from google.protobuf import json_format
@@ -136,10 +148,17 @@ def of_protobuf(kind: Any) -> Format:
         try:
             return json_format.Parse(data, kind(), ignore_unknown_fields=True, max_recursion_depth=100)
         except json_format.Error as error:
-            raise ValueError(str(error)) from None
+            where = ".".join(fields_of(str(error)))
+            raise ValueError(f"its JSON cannot be read{where and f' at {where}'}") from None
 
     binary = decoding(kind, kind.FromString, errors)
     return Format(encode, decoding(kind, parse, errors), PROTOBUF[0], dict.fromkeys(PROTOBUF, binary))
+
+
+def fields_of(text: str) -> list[str]:
+    """The way to a field, at the beginning of an error of json_format. What follows shows the value."""
+    ahead = re.match(r"(?:Failed to parse \w+ field: )*", text)
+    return [] if ahead is None else re.findall(r"parse (\w+) field", ahead[0])
 
 
 # -- all ---------------------------------------------------------------------------------------------------------------
@@ -158,7 +177,7 @@ def decoding(kind: Any, decode: Decoder, errors: tuple[type[BaseException], ...]
             return decode(data)
         except errors as error:
             raise Malformed(
-                f"the payload does not fit {name_of(kind)}: {' '.join(str(error).split())[:LONGEST]}"
+                f"the payload does not fit {name_of(kind)}: {without_value(' '.join(str(error).split()))[:LONGEST]}"
             ) from None
 
     return read
