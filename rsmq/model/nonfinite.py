@@ -76,7 +76,10 @@ def hidden_in_model(model: Any) -> Iterator[Path]:
     if "ser_json_inf_nan" in config:
         return
     serializer = type(model).__pydantic_serializer__
-    paths = list(hidden(serializer.to_python(model)))
+    plain = serializer.to_python(model)
+    if type(plain) is type(model):  # a SecretStr stays one, and has no number
+        return
+    paths = list(hidden(plain))
     if paths:
         encoded = from_json(serializer.to_json(model))
         yield from (path for path in paths if at_path(encoded, path) is None)

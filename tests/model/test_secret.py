@@ -38,7 +38,8 @@ LOGIN = Login(user="ada", token=SecretStr("hunter2"))
 
 
 @pytest.mark.parametrize("payload", [
-    SecretStr("x"), SecretBytes(b"x"), LOGIN, [LOGIN], {"a": {"b": LOGIN}}, Pair(LOGIN), Pair([SecretStr("x")]),
+    SecretStr("x"), SecretBytes(b"x"), LOGIN, [LOGIN], [LOGIN, None], {"a": {"b": LOGIN}}, Pair(LOGIN),
+    Pair([SecretStr("x")]),
 ])  # fmt: skip
 def test_secret_that_would_arrive_as_asterisks_is_refused(payload: Any) -> None:
     """At any depth."""
@@ -48,7 +49,8 @@ def test_secret_that_would_arrive_as_asterisks_is_refused(payload: Any) -> None:
 
 @pytest.mark.parametrize("payload", [
     Open(user="**********", token=SecretStr("hunter2")), {"text": "**********"}, ["*****"],
-    Login(user="a", token=SecretStr("")),
+    Login(user="a", token=SecretStr("")), [Login(user="a", token=SecretStr("")), None],
+    [Open(user="ada", token=SecretStr("hunter2")), None],
 ])  # fmt: skip
 def test_secret_that_its_model_writes_and_other_asterisks_are_published(payload: Any) -> None:
     """What was meant is written."""
