@@ -5,14 +5,18 @@ No I/O, but that of bodies in a store.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from rsmq.errors import CannotDecode, Malformed, MessageError
+from rsmq.errors import CannotDecode, LostBody, Malformed, MessageError
 from rsmq.handler.payload import Decoder
 from rsmq.model.encoding import NO_CODECS, NOT_ENCRYPTED, Encoding
 from rsmq.model.message import Message
+
+PAUSES: Final = (0.1, 0.4, 1.0, 2.0)
+"""Seconds before each further read of a body that is not the one that was published."""
 
 
 class PayloadReader:
@@ -51,15 +55,31 @@ class PayloadReader:
             raise
 
     async def fetch(self, message: Message) -> None:
-        """Bring the body of a message that `is_outside`; without a store `read` says what is missing. Raises LostBody,
-        Malformed, and BodyUnavailable while the store is away."""
-        bodies = self._encoding.bodies
-        if bodies is not None:
-            try:
-                message.bring(await bodies.fetch(message.body_name))
-            except CannotDecode as error:
-                error.subject = message
-                raise
+        """Bring the body of a message that `is_outside`; without a store `read` says what is missing. A body that is
+        not the one that was published is read again, within 3.5 s: the store may have answered with a part of it.
+        Raises LostBody, Malformed, and BodyUnavailable while the store is away."""
+        if self._encoding.bodies is None:
+            return
+        try:
+            message.bring(await self._encoding.fetch(message.body_name))
+            for pause in PAUSES:
+                if not self._is_another(message):
+                    return
+                await asyncio.sleep(pause)
+                message.bring(await self._encoding.fetch(message.body_name))
+        except CannotDecode as error:
+            error.subject = message
+            raise
+
+    def _is_another(self, message: Message) -> bool:
+        """Whether the body that was brought is not the one that was published. If it is, it is undone, where it can."""
+        try:
+            message.undo(self._encoding)
+        except LostBody:
+            return True
+        except MessageError:  # to read it raises why
+            return False
+        return False
 
     def can_undo(self, message: Message) -> bool:
         """Whether the encoding of a message is undone, now or before. If not, `read` says why."""

@@ -165,12 +165,39 @@ async def test_a_message_waits_while_the_store_is_away(
     assert witness.seen == [2, 0, 1]
 
 
-@pytest.mark.parametrize("form", ["message", "batch", "payloads"])
-async def test_a_body_that_is_gone_is_a_dead_letter_of_its_own_reason(
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_body_that_the_store_has_answered_with_half_of_is_read_again(
     stored: MakeBroker, store: MemoryStore, witness: Witness, form: str
 ) -> None:
-    """`lost-body`, at once, as one whose bytes are others. While the whole folder is gone, as where a disk is not
+    """Half of it, and then another one. The message is handled at its first attempt, and its key keeps its order."""
+    answers, get = list[str](), store.get
+
+    def wrong(name: str) -> bytes:
+        answers.append(name)
+        body = get(name)
+        return {1: body[: len(body) // 2], 2: b"another body"}.get(answers.count(name), body)
+
+    broker = stored()
+    register(broker, form, witness.note)
+    async with broker:
+        await broker.publish("t", large(0), key="a")
+        await broker.publish("t", {"n": 1}, key="a")
+        store.get = wrong  # type: ignore[method-assign]
+        async with broker.running():
+            await witness.sees([0, 1])
+            await settled(broker, "t")
+        assert await letters_of(broker, "t", "g") == []
+    assert witness.seen == [0, 1]
+    assert len(answers) == 3
+
+
+@pytest.mark.parametrize("form", ["message", "batch", "payloads"])
+async def test_a_body_that_is_gone_is_a_dead_letter_of_its_own_reason(
+    stored: MakeBroker, store: MemoryStore, witness: Witness, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """`lost-body`, as one whose bytes stay others. While the whole folder is gone, as where a disk is not
     mounted, messages wait."""
+    monkeypatch.setattr("rsmq.handler.reader.PAUSES", (0.01, 0.01))
     broker = stored()
     register(broker, form, witness.note)
     async with broker:
