@@ -141,7 +141,8 @@ class FileStore:
         self._folder = folder
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file beside, force it to the disk, and give it its name."""
+        """Write a file beside, force it to the disk, and give it its name. If the process is killed before that, the
+        file beside is `UNFINISHED`."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")

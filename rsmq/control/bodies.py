@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from rsmq.errors import LostBody
-from rsmq.model.body import CLOCK, NAME, Offloading
+from rsmq.model.body import CLOCK, NAME, UNFINISHED, Offloading
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.record import exact_text
@@ -96,16 +96,21 @@ class Bodies:
 
     async def status(self) -> list[TopicBodies]:
         """The bodies of all topics. Reads all that is stored of topics that have some, and changes nothing."""
-        return [await self._look(topic, found) for topic, found in await self._list(await self._deployment())]
+        listed, _ = await self._list(await self._deployment())
+        return [await self._look(topic, found) for topic, found in listed]
 
     async def sweep(self) -> list[TopicBodies]:
         """Delete the bodies that no entry has named for an hour, and that were put at least `keep` ago.
 
-        Each needs two sweeps: the first notes that nothing names it. Raises StoreUnavailable and BrokerError; then
-        what was deleted was not needed.
+        Each needs two sweeps: the first notes that nothing names it. What killed processes have left of puts that are
+        older than `keep` is deleted, too. Raises StoreUnavailable and BrokerError; then what was deleted was not
+        needed.
         """
         deployment, done = await self._deployment(), list[TopicBodies]()
-        for topic, found in await self._list(deployment):
+        listed, unfinished = await self._list(deployment)
+        for name in unfinished:
+            await self._offload.delete(name)
+        for topic, found in listed:
             state = TopicBodies(topic, len(found.names), found.size)
             if found.old:
                 named = await self.named(deployment, topic, found.old)
@@ -236,11 +241,13 @@ class Bodies:
                     state.lost.append(name)
         return state
 
-    async def _list(self, deployment: str) -> list[tuple[str, Listing]]:
-        """What the store has of each topic, and topics of which it has nothing. Ages are by the clock of the store."""
+    async def _list(self, deployment: str) -> tuple[list[tuple[str, Listing]], list[str]]:
+        """What the store has of each topic, and the names of unfinished puts that are older than `keep`. Ages are by
+        the clock of the store."""
 
-        def read(rows_of_store: Iterator[tuple[str, float, int]]) -> dict[str, Listing]:
+        def read(rows_of_store: Iterator[tuple[str, float, int]]) -> tuple[dict[str, Listing], list[str]]:
             found, rows = defaultdict[str, Listing](Listing), list[tuple[str, float]]()
+            parts = list[tuple[str, float]]()
             now = 0.0
             for name, put_at, size in rows_of_store:
                 match = NAME.fullmatch(name)
@@ -251,15 +258,17 @@ class Bodies:
                     of.names.add(name)
                     of.size += size
                     rows.append((name, put_at))
+                elif UNFINISHED.fullmatch(name):
+                    parts.append((name, put_at))
             until = now - self._keep.total_seconds()
             for name, put_at in rows:
                 if put_at <= until:
                     found[name.split("/")[1]].old.add(name)
-            return found
+            return found, [name for name, put_at in parts if put_at <= until]
 
         await self._offload.put(f"{deployment}/{CLOCK}", b"")
-        listed = await self._offload.survey(deployment, read)
-        return sorted(listed.items())
+        listed, unfinished = await self._offload.survey(deployment, read)
+        return sorted(listed.items()), unfinished
 
     async def _deployment(self) -> str:
         return await deployment_id(self._client, self._keys)

@@ -26,6 +26,8 @@ REF: Final = "ref"
 NAME: Final = re.compile(
     r"([A-Za-z0-9_-]{1,64})/([A-Za-z0-9_-][A-Za-z0-9._-]{0,127})/([0-9a-f]{64})\.[0-9a-f]{32}", re.ASCII
 )
+UNFINISHED: Final = re.compile(r".+\.[0-9a-f]{16}\.part", re.ASCII | re.DOTALL)
+"""What a process that is killed in the middle of a put leaves in a folder: no entry can name it."""
 FRESH_SECONDS: Final = 3600.0
 """A put that is older is done again, under a new name, before its entry is stored: a stopped process wakes up."""
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -441,6 +442,21 @@ class WithoutGrace(Bodies):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "grace": NEVER})
+
+
+async def test_what_is_left_of_a_put_that_never_ended_goes_after_keep(broker: Broker, tmp_path: Path) -> None:
+    """And not before: it may be a put that still runs."""
+    offload = Offload(tmp_path)
+    async with broker:
+        deployment = await deployment_id(broker.client, broker.keys)
+        names = [f"{deployment}/store", f"{deployment}/t/{'0' * 64}.{'1' * 32}"]
+        for name in names:
+            await offload.put(f"{name}.{'2' * 16}.part", b"half")
+        for keep, left in ((timedelta(hours=6), 2), (NEVER, 0)):
+            bodies = Bodies(broker.client, broker.keys, broker.topics, offload, keep=keep)
+            assert await bodies.status() == []
+            await bodies.sweep()
+            assert len(list(tmp_path.rglob("*.part"))) == left
 
 
 class WithoutAge(Bodies):
