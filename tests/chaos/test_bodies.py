@@ -1,4 +1,4 @@
-"""SIGKILL to a publisher with a store of bodies."""
+"""SIGKILL of publishers and workers with a store of bodies, also while it is away."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from rsmq import Broker, Settings
 from rsmq.codecs import Offload
 from rsmq.control import Bodies
+from tests.chaos.bodies_run import BodiesJob, BodiesRun
 from tests.contract.witness import Witness, settled
 
 PUBLISHER = """
@@ -31,6 +32,8 @@ def dying(name, data):
         left[0] -= 1
         if not left[0] and where == "before":
             os.kill(os.getpid(), signal.SIGKILL)
+        if not left[0] and where == "inside":
+            os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
         put(name, data)
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -49,11 +52,12 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("where", ["before", "inside", "after"])
 async def test_a_publisher_that_is_killed_between_its_body_and_its_entry_leaves_nothing(
     settings: Settings, tmp_path: Path, witness: Witness, where: str
 ) -> None:
-    """What it has confirmed has a body. It publishes all again; then one sweep has no orphan and misses nothing."""
+    """What it has confirmed has a body. It publishes all again; then the sweeps leave no orphan, nor half of one, and
+    miss nothing."""
     assert settings.url is not None
     command = [sys.executable, "-c", PUBLISHER, settings.url, settings.prefix, str(tmp_path), where]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
@@ -72,12 +76,23 @@ async def test_a_publisher_that_is_killed_between_its_body_and_its_entry_leaves_
             ref = await broker.publish("t", {"n": n, "x": "x" * 2000}, message_id=f"m{n}")
             assert (ref.is_new, ref.is_same) == ((False, True) if n < 2 else (True, True))
         (state,) = await bodies.status()
-        assert (state.bodies, state.named, state.lost) == (7 if where == "before" else 8, 5, [])
+        assert (state.bodies, state.named, state.lost) == (8 if where == "after" else 7, 5, [])
+        assert len(list(tmp_path.rglob("*.part"))) == (where == "inside")
         await bodies.sweep()
         assert sum(each.removed for each in await bodies.sweep()) == state.bodies - 5
+        assert list(tmp_path.rglob("*.part")) == []
         async with broker.running():
             await witness.sees(range(5))
             await settled(broker, "t")
+
+
+async def test_a_store_that_fails_while_processes_are_killed_costs_no_message_and_keeps_no_body(
+    server_url: str, prefix: str, tmp_path: Path
+) -> None:
+    """It refuses, hangs in a write, fails after it, or answers with half of a body, while workers that publish large
+    outputs, and their publisher, die. The long form is `python -m tests.chaos.bodies_run`."""
+    run = BodiesRun(BodiesJob(server_url, prefix, str(tmp_path), messages=5), seed=1)
+    assert await run.play(faults=8, pause=0.25) == []
 
 
 @pytest.fixture
