@@ -93,7 +93,8 @@ def of_struct(kind: Any, msgspec: Any) -> Format:
         try:
             data: bytes = encoder.encode(value)
         except (TypeError, ValueError, RecursionError) as error:
-            raise NotJson("", f"a payload of type {name_of(kind)} cannot be written ({error})") from error
+            cause = None if isinstance(error, UnicodeError) else error  # which has the whole text
+            raise NotJson("", f"a payload of type {name_of(kind)} cannot be written ({error})") from cause
         if b"null" in data and (where := nonfinite_in(msgspec.to_builtins(value))) is not None:
             raise NotJson(where)
         return data, JSON

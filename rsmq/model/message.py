@@ -616,7 +616,8 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
     except ValueError as error:  # of the encoder, or of a serializer of the user's model
         if (own := format_of(type(payload))) is not None:  # its type is met for the first time
             return own.encode(payload)
-        raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({error})") from error
+        cause = None if isinstance(error, UnicodeError) else error  # which has the whole text
+        raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({error})") from cause
     if data.find(b"null") >= 0:  # half the cost of `in`
         where = nonfinite_in(payload)
         if where is not None:

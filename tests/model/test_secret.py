@@ -56,3 +56,12 @@ def test_secret_that_its_model_writes_and_other_asterisks_are_published(payload:
     """What was meant is written."""
     data, _ = encode_payload(payload)
     assert not isinstance(payload, Open) or b"hunter2" in data
+
+
+@pytest.mark.parametrize("payload", ["hunter2 \ud800", {"token": "hunter2 \ud800"}, {"token": b"hunter2 \xff"}])
+def test_the_error_of_a_text_that_is_not_unicode_does_not_have_the_text(payload: Any) -> None:
+    """Python's own error has all of it, and what collects errors shows their causes."""
+    with pytest.raises(NotJson) as caught:
+        encode_payload(payload)
+    assert caught.value.__suppress_context__ or not isinstance(caught.value.__context__, UnicodeError)
+    assert "hunter2" not in f"{caught.value!r} {caught.value.__cause__!r}"
