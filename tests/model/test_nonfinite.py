@@ -107,7 +107,8 @@ def test_payload_that_cannot_be_written_is_refused_with_what_to_do(payload: Any)
     ) as caught:
         encode_payload(payload)
     assert caught.value.where == ""
-    assert isinstance(caught.value.__cause__, ValueError)
+    cause = caught.value.__cause__
+    assert cause is None if payload == "\ud800" else isinstance(cause, ValueError)  # Python's would have the text
 
 
 @given(st.recursive(st.none() | st.floats() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(
