@@ -10,8 +10,6 @@ import pytest
 
 from tests.chaos.bands_run import IN_DOUBT, SIZES, doubt, judge, main
 
-LONG = pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="runs with `make chaos`")
-
 
 def test_a_verdict_counts_what_is_lost_doubled_and_out_of_order() -> None:
     """By worker, key and number; what a killed worker had may come again."""
@@ -35,7 +33,8 @@ def test_after_a_lost_master_only_what_was_handled_shortly_before_may_come_again
     assert (bad.lost, bad.doubled) == (1, 1)
 
 
-@LONG
+@pytest.mark.chaos
+@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="half a minute: runs with `make chaos`")
 async def test_a_topic_that_is_resized_while_masters_are_lost_loses_and_reorders_nothing(tmp_path: Path) -> None:
     """The small form of `python -m tests.chaos.bands_run --resize --sentinel`, with a kill."""
     verdict = await main(6000, 1, 1, tmp_path, SIZES, on_sentinel=True)

@@ -35,6 +35,7 @@ from tests.patience import until
 Make = Callable[..., Broker]
 
 
+@pytest.mark.chaos
 @pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="ten seconds: runs with `make chaos`")
 async def test_a_topic_grows_while_its_slots_move(make_broker: Make, cluster: Cluster) -> None:
     """Of its record, its group and its partitions: the test of one server, with that beside it."""
