@@ -508,7 +508,7 @@ class Consumer:
         return 0.0 if self._group_rate is None else self._group_rate.coarseness
 
     async def advance_limits(self, seconds: float) -> None:
-        """What has started counts as so much longer ago, and holds end so much earlier."""
+        """What has started counts as so much longer ago."""
         if self.queue.rate_limit is not None:
             self.queue.rate_limit.advance(seconds)
         for lane in self.lanes.values():
@@ -516,8 +516,6 @@ class Consumer:
                 lane.windows.advance(seconds)
         if self._group_rate is not None:
             self._group_rate.advance(seconds + self._group_rate.coarseness)
-        if self.holds is not None:
-            self.holds.advance(seconds)
 
     # -- stopping -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import anyio
 
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.service import Belongs
-from rsmq.model.clock import to_ms
+from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
@@ -166,6 +166,9 @@ async def _advance_limits(client: Client, keys: Keys, consumer: Consumer, span: 
         left = held.until_ms - ms - await server_ms(client.node_for(keys.group(*about)))
         await hold_name(client, keys, *about, held.name, left, held.kind)
     await consumer.advance_limits(span.total_seconds())
+    if consumer.holds is not None:  # from now on it ignores what was asked before they were moved
+        asked = monotonic()
+        consumer.holds.saw(await client.execute_command("HGET", keys.group(*about), "holds") or b"", asked)
 
 
 def _due_keys(keys: Keys, consumer: Consumer) -> Iterable[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from rsmq.consumer.consumer import Consumer
 from rsmq.handler.handler import build_handler
 from rsmq.model.clock import monotonic
 from rsmq.redis.holds import hold_name
+from rsmq.testing.proxy import Proxy
 from tests.consumer.members import consumer_of
 from tests.contract.witness import settled
 from tests.patience import until
+from tests.servers import Server
 
 
 def provider(message: Message) -> str | None:
@@ -280,7 +283,8 @@ async def test_messages_wait_no_more_when_the_server_knows_of_no_hold(make: Make
         held = consumer.holds
         assert held is not None
         await broker.client.execute_command("HDEL", broker.keys.group("t", "g"), "holds")
-        held.advance(3600)  # it is over, before the member hears what the server knows
+        # it is over, before the member hears what the server knows: it ignores older looks
+        held.saw(b'{"twilio":[1,1,"breaker"]}', monotonic())
         await until(
             lambda: called.count("twilio") == 4,
             "they start, and not only when the member looks again after a minute",
@@ -307,6 +311,37 @@ async def test_an_older_look_at_the_group_brings_no_hold_back(make: Make) -> Non
         await until(lambda: called.count("twilio") == 3 and not held.names, "one has tried it, the other has followed")
         held.saw(text, asked)
         assert held.names == ()
+
+
+async def test_hold_of_a_breaker_ends_although_another_name_is_held_meanwhile() -> None:
+    """The member hears of the other hold while its own call is on its way, and of nothing later."""
+    called = Provider()
+    called.says = down
+    retry = RetryPolicy(max_attempts=100, wait=wait_fixed(0))
+    async with AsyncExitStack() as scene:
+        server = scene.enter_context(Server(tcp=True))
+        proxy = await scene.enter_async_context(Proxy(server.port))
+        other = await scene.enter_async_context(Broker(Settings(url=server.url, preflight="warn")))
+        broker = Broker(Settings(url=proxy.url, preflight="warn"))
+
+        @broker.handler("t", group="g", breaker=Breaker(1, "10m", by=provider), retry=retry, concurrency=1)
+        async def handle(order: dict[str, int], message: Message) -> None:
+            await called.call(order, message)
+
+        await scene.enter_async_context(broker.running())
+        consumer, group = consumer_of(broker), broker.keys.group("t", "g")
+        await publish(broker, "twilio", 2)
+        await until(lambda: consumer.queue.held == 2 and is_calm(consumer), "both wait")
+        called.says = works
+        proxy.hold(lambda data: b"\r\nend\r\n" in data and b"twilio" in data)
+        await hold_name(other.client, broker.keys, "t", "g", "twilio", 1, "breaker")
+        await until(lambda: proxy.is_holding, "one message has tried it, and the server is being told")
+        await hold_name(other.client, broker.keys, "t", "g", "another", 600_000, "command")
+        assert consumer.holds is not None
+        consumer.holds.saw(await other.client.execute_command("HGET", group, "holds"), monotonic() + 3600)
+        proxy.release()
+        await until(lambda: called.count("twilio") == 3, "the other message has followed")
+        assert [each.name for each in consumer.holds.names] == ["another"]
 
 
 async def test_breaker_counts_failures_in_a_row_and_only_of_its_types(make: Make) -> None:

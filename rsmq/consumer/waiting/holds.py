@@ -262,12 +262,6 @@ class Holds:
         over = [name for name in self._waiting if name not in self._held or self._held[name].until_ms <= now]
         return bool(self._unconfirmed or self._succeeded_probes or over)
 
-    def advance(self, seconds: float) -> None:
-        """A test has moved the clock: all holds end earlier."""
-        ms = round(1000 * seconds)
-        self._held = {name: replace(held, until_ms=held.until_ms - ms) for name, held in self._held.items()}
-        self._changed.set()
-
     async def run(self) -> None:
         """Tell the server of holds, let messages go when one is over, and try the names of breakers; until
         cancelled."""
@@ -306,19 +300,21 @@ class Holds:
         """Ask the server, and note its answer. STALE: it did not answer."""
         context = self._context
         about = (context.client, context.keys, context.topic.name, context.handler.group)
-        before = self._held.get(name)
+        before, begun = self._held.get(name), self._unconfirmed.get(name)
         try:
             done, until = await hold_name(*about, name, ms, kind, change, known)
         except (BrokerError, ConfigError) as error:
             self._throttled.warn("a hold cannot be told to the other members yet", error)
             return STALE if isinstance(error, BrokerError) else (False, 0)
-        if self._held.get(name) is before:
-            if not until:
-                self._held.pop(name, None)
-                self._known_at[name] = monotonic()
-            elif before is not None:
-                self._held[name] = replace(before, until_ms=until)
-                self._known_at[name] = monotonic()
+        if self._unconfirmed.get(name) is not begun:  # a hold has begun here meanwhile: the server is told next
+            return done, until
+        held = self._held.get(name, before)  # a look at the group may have replaced it
+        if not until:
+            self._held.pop(name, None)
+            self._known_at[name] = monotonic()
+        elif held is not None:
+            self._held[name] = replace(held, until_ms=until)
+            self._known_at[name] = monotonic()
         return done, until
 
     # -- the end of a hold ----------------------------------------------------------------------------------------
