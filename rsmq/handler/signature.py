@@ -106,8 +106,10 @@ def read_signature(
 
 def _accepted(title: str, annotation: Any, declared: Any) -> Any:
     """The declared type, if the annotation accepts it: the same type, a class above it, or Any."""
-    is_above = isinstance(annotation, type) and isinstance(declared, type) and issubclass(declared, annotation)
-    if annotation not in (declared, Any, object) and not is_above:
+    if annotation in (declared, Any, object):
+        return declared
+    are_classes = isinstance(annotation, type) and isinstance(declared, type)
+    if not are_classes or hasattr(annotation, "__total__") or not issubclass(declared, annotation):
         raise ConfigError(
             f"handler {title} takes {_name(annotation)}, but its topic has payloads of {_name(declared)}: annotate the "
             f"payload with {_name(declared)}, or register the handler with broker.handler"

@@ -90,6 +90,18 @@ async def test_a_handler_without_annotation_or_of_a_class_above_gets_the_type(br
     assert seen == [Order(number=1)] * 3
 
 
+@pytest.mark.parametrize("annotation", [Row, Any, object])
+async def test_a_handler_of_a_typed_dict_is_registered(broker: Broker, annotation: Any) -> None:
+    """A class that takes part in no `issubclass`."""
+
+    async def handle(row: Any) -> None:
+        return
+
+    handle.__annotations__["row"] = annotation
+    broker.topic("rows", Row).handler(group="g")(handle)
+    assert broker.handlers[0].signature.payload is Row
+
+
 @pytest.mark.parametrize(
     ("kind", "right", "wrong"),
     [
