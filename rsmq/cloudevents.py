@@ -45,7 +45,7 @@ class CloudEvent:
 
     type: str
     source: str
-    data: Any = None
+    data: Any = field(default=None, repr=False)
     id: str = field(default_factory=new_message_id)
     time: datetime | None = field(default_factory=lambda: datetime.now(UTC))
     subject: str | None = None

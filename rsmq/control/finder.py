@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice, zip_longest
 from typing import Final
@@ -38,7 +38,7 @@ class Found:
     topic: Topic
     partition: int
     message: Message
-    packed: bytes | None = None
+    packed: bytes | None = field(default=None, repr=False)
     due_ms: int = 0
     is_cancelled: bool = False
 

@@ -84,7 +84,7 @@ class Hit:
     key: str | None
     state: FindState
     at: datetime
-    data: bytes
+    data: bytes = field(repr=False)
     letter: str | None = None
     type: str = JSON
     sealed: str = ""

@@ -29,7 +29,7 @@ NOT_COPIED: Final = frozenset({"traceparent", "tracestate"})
 class Draft:
     """What the fields of the form begin with."""
 
-    payload: str = "{}"
+    payload: str = field(default="{}", repr=False)
     key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     is_text: bool = False

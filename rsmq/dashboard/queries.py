@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -150,8 +150,8 @@ class BrowsedMessage:
     key: str
     message_id: str
     headers: str
-    text: str
-    data: bytes | None
+    text: str = field(repr=False)
+    data: bytes | None = field(repr=False)
     kind: str = JSON
     """The content type."""
     header_pairs: tuple[tuple[str, str], ...] = ()

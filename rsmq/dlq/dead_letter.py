@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from rsmq.errors import ConfigError, Malformed, MessageError
@@ -40,11 +40,11 @@ class DeadLetter:
     origin: str
     at: datetime
     member: str
-    data: bytes | None
+    data: bytes | None = field(repr=False)
     key: str | None
     message_id: str
     headers: dict[str, str]
-    fields: tuple[tuple[bytes, bytes], ...]
+    fields: tuple[tuple[bytes, bytes], ...] = field(repr=False)
     traceback: str = ""
     history: tuple[FailedAttempt, ...] = ()
     sealed: str = ""

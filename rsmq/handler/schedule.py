@@ -276,6 +276,9 @@ class EncodedPayload(NamedTuple):
     kind: str
     is_plain: bool = False
 
+    def __repr__(self) -> str:
+        return f"<EncodedPayload {self.kind} bytes={len(self.data)}>"
+
 
 def _zone(title: str, timezone: object) -> tzinfo:
     if str(timezone) in OF_A_MACHINE:

@@ -22,3 +22,6 @@ class EncodedMessage(NamedTuple):
     """When it is to be delivered, as `due_time` writes it; empty: at once."""
     band: str | None
     wait_replicas: int
+
+    def __repr__(self) -> str:
+        return f"<EncodedMessage {self.id} for {self.topic} bytes={len(self.data)}>"

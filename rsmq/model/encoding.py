@@ -35,6 +35,9 @@ class Binding(NamedTuple):
     enc: bytes
     body: bytes | None = None
 
+    def __repr__(self) -> str:
+        return f"<Binding {self.message_id!r} {self.enc!r}>"
+
 
 def binding_of(named: Mapping[bytes, bytes], body: bytes | None = None) -> Binding:
     """That of an entry with these fields, `enc` among them."""

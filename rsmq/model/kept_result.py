@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -42,7 +42,7 @@ def kept_ms(fields: Mapping[bytes, bytes]) -> int | None:
 class KeptResult:
     """A result as it is kept: `type` and `enc` of its data, or the `reason` and the `error` of a failure."""
 
-    data: bytes = b""
+    data: bytes = field(default=b"", repr=False)
     type: str = ""
     enc: str = ""
     reason: str = ""

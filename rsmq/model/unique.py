@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -72,7 +72,7 @@ class Holder:
     message_id: bytes
     stream_id: bytes
     is_there: bool
-    packed: bytes
+    packed: bytes = field(repr=False)
     groups: tuple[bytes, ...]
 
     @classmethod

@@ -37,6 +37,9 @@ class PushedLetter(NamedTuple):
     name: str
     envelope: bytes
 
+    def __repr__(self) -> str:
+        return f"<PushedLetter {self.name}>"
+
 
 def read_pushed(raw: bytes, gateway: str, epoch: str) -> PushedLetter | None:
     """What came along with a ring of the doorbell; None if it is no letter for this connection.

@@ -177,6 +177,9 @@ class LetterParts(NamedTuple):
     data: bytes
     binding: Binding | None = None
 
+    def __repr__(self) -> str:
+        return f"<LetterParts {self.topic} {self.type} bytes={len(self.data)}>"
+
 
 def read_envelope(envelope: bytes) -> LetterParts:
     """Raises Malformed for anything else."""
@@ -261,6 +264,9 @@ class MqttLetter(NamedTuple):
     share: str = ""
     """The shared subscription that it came through."""
     binding: Binding | None = None
+
+    def __repr__(self) -> str:
+        return f"<MqttLetter {self.topic!r} bytes={len(self.data)}>"
 
 
 RETAIN: Final = 4

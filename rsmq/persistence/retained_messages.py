@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -27,7 +27,7 @@ class RetainedMessage:
     qos: int
     published: datetime
     expires: datetime | None
-    data: bytes
+    data: bytes = field(repr=False)
     """The payload, or what is stored of one that cannot be decoded here: `sealed` says why."""
     sealed: str = ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ class Claim:
     message that was published before it may have the name.
     """
 
-    fields: Fields
+    fields: Fields = field(repr=False)
     unique: Unique
     due: str
     knows_id: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from rsmq.model.batch_member import BatchMember
@@ -49,7 +49,7 @@ class Output:
     target: Topic
     partition: int
     message_id: str
-    fields: Sequence[bytes | str]
+    fields: Sequence[bytes | str] = field(repr=False)
     size: int
     due: str
     is_once: bool

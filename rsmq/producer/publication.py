@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,7 @@ class Publication:
     """
 
     topic: str
-    payload: Any
+    payload: Any = field(repr=False)
     headers: dict[str, str]
     """Those of the call over those of the broker; with tracing, the trace context is among them."""
     key: str | None = None

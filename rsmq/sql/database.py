@@ -125,7 +125,9 @@ def is_autocommit(given: Engine | Connection) -> bool:
 
 
 def explained(error: DBAPIError) -> Exception:
-    """A missing table of rsmq as a ConfigError that says what to do; any other error as it is."""
+    """A missing table of rsmq as a ConfigError that says what to do; any other error as it is, without the values that
+    the statement was given: payloads are among them."""
+    error.hide_parameters = True
     return missing_table(str(error.orig)) or error
 
 

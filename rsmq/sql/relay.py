@@ -135,7 +135,7 @@ class OutboxRow:
 
     seq: int
     id: bytes
-    args: list[Value]
+    args: list[Value] = field(repr=False)
     dedups: tuple[str, ...] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio.abc
@@ -43,7 +43,7 @@ class WaitingOutput:
 
     entry_id: bytes
     about: Mapping[str, str]
-    fields: list[bytes]
+    fields: list[bytes] = field(repr=False)
 
     @classmethod
     def read(cls, entry_id: bytes, flat: list[bytes]) -> WaitingOutput:

@@ -63,6 +63,9 @@ class Published(NamedTuple):
         properties = self.forwarded + identifiers_of(identifiers)
         return seal_mqtt(flags, self.topic.encode(), properties, self.payload, share, self.binding)
 
+    def __repr__(self) -> str:
+        return f"<Published {self.topic} bytes={len(self.payload)}>"
+
 
 def encoded(message: Published, encoding: Encoding) -> Published:
     """The same message with its payload encoded, under an id of its own. Raises TooLarge."""

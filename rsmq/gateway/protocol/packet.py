@@ -138,6 +138,9 @@ class Will(NamedTuple):
     properties: Properties
     forwarded: bytes
 
+    def __repr__(self) -> str:
+        return f"<Will {self.topic!r} qos={self.qos} bytes={len(self.payload)}>"
+
 
 class Connect(NamedTuple):
     """The first packet of a client. `is_bridge`: it is another broker."""
@@ -151,6 +154,9 @@ class Connect(NamedTuple):
     password: bytes | None
     properties: Properties
     is_bridge: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Connect {self.client_id!r} level={self.level} user={self.username!r}>"
 
 
 class PendingAck:
@@ -274,6 +280,9 @@ class Auth(NamedTuple):
 
     reason: int
     properties: Properties
+
+    def __repr__(self) -> str:
+        return f"<Auth reason={self.reason:#x}>"
 
 
 Packet = Connect | Publish | AckPacket | PubAcks | Subscribe | Unsubscribe | Disconnect | Ping | Auth

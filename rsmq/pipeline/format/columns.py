@@ -98,6 +98,9 @@ class SplitEntries(NamedTuple):
     on_expiry: Sequence[bytes | None] | None = None
     unique: Sequence[bytes | None] | None = None
 
+    def __repr__(self) -> str:
+        return f"<SplitEntries of {len(self.values)} messages>"
+
 
 class ColumnBuilder:
     """Turns the replies about one stream into batches with exactly the columns that were asked for, in their order.

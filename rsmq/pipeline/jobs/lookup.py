@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, timedelta
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ class ArchivedMessage:
     key: str | None
     type: str | None
     headers: dict[str, str]
-    data: bytes | None
+    data: bytes | None = field(repr=False)
     part: str
 
 
