@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from rsmq.errors import CannotDecode, ConfigError, Malformed, NotJson
-from rsmq.model.formats import LONGEST, Decoder, Format, register
+from rsmq.model.error_text import explain
+from rsmq.model.formats import Decoder, Format, register
 
 C = TypeVar("C", bound=type)
 Schema = Mapping[str, Any]
@@ -61,7 +62,7 @@ def avro_record(schema: Schema, *, older: Sequence[Schema] = ()) -> Callable[[C]
             try:
                 value = adapter.validate_python(avro.schemaless_reader(stream, written, parsed))
             except Exception as error:  # of fastavro several kinds, and those of pydantic
-                raise Malformed(f"the payload does not fit {kind.__name__}: {short(error)}") from None
+                raise Malformed(misfit(kind, adapter, error)) from None
             if stream.tell() != len(data):
                 raise Malformed(f"the payload does not fit {kind.__name__}: {len(data) - stream.tell()} bytes too many")
             return value
@@ -78,8 +79,8 @@ def json_decoder(kind: type, adapter: TypeAdapter[Any]) -> Decoder:
     def decode(data: bytes) -> Any:
         try:
             return adapter.validate_json(data)
-        except ValidationError as error:
-            raise Malformed(f"the payload does not fit {kind.__name__}: {short(error)}") from None
+        except Exception as error:  # of pydantic, and of a validator of the user
+            raise Malformed(misfit(kind, adapter, error)) from None
 
     return decode
 
@@ -90,12 +91,11 @@ def at(error: Exception) -> str:
     return f" at {field[1]}" if field else ""
 
 
-def short(error: Exception) -> str:
-    """An error as one line: of pydantic without the values."""
+def misfit(kind: type, adapter: TypeAdapter[Any], error: Exception) -> str:
+    """An error of a reader as one line, without values: of fastavro and of a validator of the user its type."""
     if isinstance(error, ValidationError):
-        details = error.errors(include_url=False, include_context=False, include_input=False)
-        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in details[:3])[:LONGEST]
-    return type(error).__name__
+        return explain(error, lambda: adapter.core_schema)
+    return f"the payload does not fit {kind.__name__}: {type(error).__name__}"
 
 
 def fingerprint(avro: Any, schema: Schema) -> bytes:

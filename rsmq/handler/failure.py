@@ -235,8 +235,16 @@ def shortened(text: str, most: int) -> str:
     return text.encode()[: max(0, most - 5)].decode(errors="ignore") + " ...\n"
 
 
+def without_text(error: BaseException) -> RemoteTraceback:
+    """The calls and the types of an error and of those it came from. Their texts may show what they were given."""
+    blocks = [block_of(link) for link in in_short(chain(error))]
+    for block, (_, each) in zip(blocks, in_short(chain(error)), strict=True):
+        block.text = f"{type(each).__name__}\n"
+    return RemoteTraceback("".join(block.render(MOST_BYTES) for block in blocks))
+
+
 class RemoteTraceback(Exception):
-    """The cause of an error of another process: its traceback there, as text."""
+    """The cause of an error, as the text of a traceback: of another process, or without the texts of its errors."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rsmq.errors import Malformed
 from rsmq.handler.payload import decoder_for, formats_for
+from rsmq.model.error_text import shown_path
 from rsmq.model.formats import ENCODERS
 from rsmq.model.message import BYTES_LIKE, encode_payload
 
@@ -26,8 +27,6 @@ LISTS: Final = (list, tuple, deque)
 UNTYPED: Final = (Any, object)
 AS_THEY_ARE: Final[Mapping[Any, Any]] = {bytes: BYTES_LIKE, str: str}
 """What is stored as it is, and the types of it."""
-LONGEST_PART: Final = 60
-"""Characters of a name that an error shows: the names of a dict are data."""
 
 
 def reader_back(annotation: Any) -> Callable[[Any], str] | None:
@@ -49,7 +48,7 @@ def reader_back(annotation: Any) -> Callable[[Any], str] | None:
         if found is None:
             return ""
         path, what = found
-        return f"{'.'.join(str(each)[:LONGEST_PART] for each in path) or 'it'} {what}"
+        return f"{shown_path(value, path) if path else 'it'} {what}"
 
     return problem_of
 

@@ -95,7 +95,7 @@ def of_struct(kind: Any, msgspec: Any) -> Format:
         except (TypeError, ValueError, RecursionError) as error:
             cause = None if isinstance(error, UnicodeError) else error  # which has the whole text
             raise NotJson("", f"a payload of type {name_of(kind)} cannot be written ({error})") from cause
-        if b"null" in data and (where := nonfinite_in(msgspec.to_builtins(value))) is not None:
+        if b"null" in data and (where := nonfinite_in(msgspec.to_builtins(value), value)) is not None:
             raise NotJson(where)
         return data, JSON
 
@@ -117,9 +117,13 @@ def has_struct(annotation: Any, msgspec: Any) -> bool:
     )
 
 
-def without_value(text: str) -> str:
-    """An error of msgspec without what it shows of the payload: the value of an enum or a tag, the name of a field."""
-    return SHOWN.sub(r"\1\2", text)
+def without_value(error: BaseException) -> str:
+    """An error of msgspec without what it shows of the payload: the value of an enum or a tag, the name of a field, and
+    what a `__post_init__` of the user says."""
+    text, cause = str(error), error.__cause__
+    if cause is not None:
+        return f"{type(cause).__name__} in its own code{text.removeprefix(str(cause))}"
+    return SHOWN.sub(r"\1\2", " ".join(text.split()))
 
 
 SHOWN: Final = re.compile(
@@ -177,8 +181,10 @@ def decoding(kind: Any, decode: Decoder, errors: tuple[type[BaseException], ...]
         try:
             return decode(data)
         except errors as error:
+            raise Malformed(f"the payload does not fit {name_of(kind)}: {without_value(error)[:LONGEST]}") from None
+        except Exception as error:  # of a `__post_init__` of the user
             raise Malformed(
-                f"the payload does not fit {name_of(kind)}: {without_value(' '.join(str(error).split()))[:LONGEST]}"
+                f"the payload does not fit {name_of(kind)}: {type(error).__name__} in its own code"
             ) from None
 
     return read

@@ -23,6 +23,7 @@ from rsmq.model.batch_member import FIELD, BatchMember
 from rsmq.model.body import check_ref, is_outside
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.encoding import ENC, Binding, Encoding, binding_of, why_sealed
+from rsmq.model.error_text import serializer_problem
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.formats import ENCODERS, format_of
@@ -616,8 +617,9 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
     except ValueError as error:  # of the encoder, or of a serializer of the user's model
         if (own := format_of(type(payload))) is not None:  # its type is met for the first time
             return own.encode(payload)
-        cause = None if isinstance(error, UnicodeError) else error  # which has the whole text
-        raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({error})") from cause
+        problem = serializer_problem(error)
+        cause = error if problem == str(error) and not isinstance(error, UnicodeError) else None
+        raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({problem})") from cause
     if data.find(b"null") >= 0:  # half the cost of `in`
         where = nonfinite_in(payload)
         if where is not None:

@@ -13,24 +13,27 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from rsmq.model.error_text import shown_path
+
 HARMLESS: Final = frozenset({str, int, bool, bytes, type(None)})
 
 Path = tuple[Any, ...]
 """Keys and positions, from the outside in."""
 
 
-def nonfinite_in(payload: Any) -> str | None:
-    """Where a payload has a number that was encoded as null, such as `order.prices.3`; None if it has none."""
+def nonfinite_in(payload: Any, shown: Any = None) -> str | None:
+    """Where a payload has a number that was encoded as null, such as `order.prices.3`; None if it has none. `shown`:
+    what the payload is a plain form of."""
     if is_plain(payload):
         return None
     path = next(hidden(payload), None)
-    return None if path is None else ".".join(map(str, path)) or "its top"
+    return None if path is None else shown_path(payload if shown is None else shown, path)
 
 
 def nonfinite_decimal_in(payload: Any) -> str | None:
     """Where a payload has a Decimal that is no number: it is written as text, which no Decimal is read from."""
     path = next(decimals(payload), None)
-    return None if path is None else ".".join(map(str, path)) or "its top"
+    return None if path is None else shown_path(payload, path)
 
 
 def decimals(value: Any, path: Path = ()) -> Iterator[Path]:
@@ -39,7 +42,7 @@ def decimals(value: Any, path: Path = ()) -> Iterator[Path]:
         if not value.is_finite():
             yield path
     elif hasattr(type(value), "__pydantic_serializer__"):
-        yield from decimals(type(value).__pydantic_serializer__.to_python(value), path)
+        yield from decimals(type(value).__pydantic_serializer__.to_python(value, warnings=False), path)
     else:
         for name, each in parts_of(value):
             yield from decimals(each, (*path, name))
@@ -76,12 +79,12 @@ def hidden_in_model(model: Any) -> Iterator[Path]:
     if "ser_json_inf_nan" in config:
         return
     serializer = type(model).__pydantic_serializer__
-    plain = serializer.to_python(model)
+    plain = serializer.to_python(model, warnings=False)
     if type(plain) is type(model):  # a SecretStr stays one, and has no number
         return
     paths = list(hidden(plain))
     if paths:
-        encoded = from_json(serializer.to_json(model))
+        encoded = from_json(serializer.to_json(model, warnings=False))
         yield from (path for path in paths if at_path(encoded, path) is None)
 
 

@@ -65,14 +65,14 @@ class Written(BaseModel):
     ("make", "where"),
     [
         (lambda x: x, "its top"),
-        (lambda x: {"price": x}, "price"),
-        (lambda x: {"note": None, "lines": [{"price": 1.5}, {"price": x}]}, "lines.1.price"),
+        (lambda x: {"price": x}, "[name 1]"),
+        (lambda x: {"note": None, "lines": [{"price": 1.5}, {"price": x}]}, "[name 2].1.[name 1]"),
         (lambda x: (None, x), "1"),
         (Plain, "price"),
         (Checked, "price"),
         (lambda x: Priced(price=x), "price"),
         (lambda x: Priced(price=None, others=[1, x]), "others.1"),
-        (lambda x: {"order": [Priced(price=x)]}, "order.0.price"),
+        (lambda x: {"order": [Priced(price=x)]}, "[name 1].0.price"),
         (lambda x: Plain(Priced(price=x)), "price.price"),
         (lambda x: Priced(price=1, asked=Plain(Priced(price=x))), "asked.price.price"),
     ],
@@ -145,7 +145,7 @@ WAYS: dict[str, Callable[[Broker, Any], Awaitable[Any]]] = {
 @pytest.mark.parametrize("way", WAYS)
 async def test_no_way_to_publish_takes_nan(broker: Broker, way: str) -> None:
     """Nothing is stored, and the next message is."""
-    with pytest.raises(NotJson, match=r"NaN or infinity at price, and JSON has neither: publish None or a text"):
+    with pytest.raises(NotJson, match=r"NaN or infinity at \[name 1\], and JSON has neither: publish None or a text"):
         await WAYS[way](broker, {"price": nan})
     assert await broker.client.execute_command("KEYS", f"{broker.settings.prefix}:{{*.*}}*") == []
     assert await broker.client.execute_command("KEYS", f"{broker.settings.prefix}:{{phone}}*") == []
