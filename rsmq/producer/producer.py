@@ -65,7 +65,7 @@ from rsmq.producer.sender import Sender
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import COUNT_MEMBERS, OK
 from rsmq.redis.streams import group_names
-from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic, note_batches
+from rsmq.redis.topics import Topic, Topics, cached_topic, lookup_topic, make_known_topics, note_batches
 
 LARGE: Final = 4096
 """Larger messages join a batch one by one, so that it does not become much larger than it may."""
@@ -464,6 +464,10 @@ class Producer:
     async def read_topic(self, topic: str) -> Topic | None:
         """Read a topic again: its limits, or its partitions, may be others by now."""
         return await self._topics.find(topic)
+
+    async def make_topics_again(self) -> None:
+        """The server has lost everything: make the topics again that were used in the last seconds, as they were."""
+        await make_known_topics(self._topics)
 
     def enqueue(
         self,

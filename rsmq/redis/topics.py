@@ -644,6 +644,17 @@ async def recall_topic(topics: Topics, known: Topic) -> Topic | None:
         return topic
 
 
+async def make_known_topics(topics: Topics) -> None:
+    """The server has lost everything (FLUSHALL): make the topics again that this process uses, as it knows them.
+
+    Else a process that knows less about one may be first, and make it with fewer partitions: what is published under
+    the description of before then comes into partitions that it does not have.
+    """
+    for name in [each for each in topics._known if topics._fresh(each) is not None]:
+        with suppress(ConfigError):  # the next publish reports it
+            await topics.ensure(name)
+
+
 def doubt_layouts(topics: Topics) -> None:
     """A connection was lost, so the server may be another one: topics with more than one block are read again before
     anything more is published there."""

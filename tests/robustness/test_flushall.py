@@ -11,7 +11,7 @@ from functools import partial
 import anyio
 import pytest
 
-from rsmq import Broker, SessionLost
+from rsmq import Broker, Message, SessionLost
 from rsmq.errors import BrokerError
 from tests.patience import until
 from tests.servers import Server
@@ -84,3 +84,31 @@ async def test_flushall_under_load_every_role_begins_again(caplog: pytest.LogCap
     errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert all("is gone, making it again from the start" in each for each in errors)
     assert 1 <= len(errors) <= 4, "one for each group; a second one if it is found while it is made"
+
+
+async def test_flushall_a_worker_makes_the_topic_of_its_outputs_again_as_it_was() -> None:
+    """It was resized. A process that does not know that would make it with two partitions, while this one goes on to
+    store outputs in the four that it knows."""
+    handled = list[int]()
+    with Server() as server:
+        broker = Broker(url=server.url, preflight="warn", partitions=2)
+
+        @broker.handler("orders", group="billing")
+        async def bill(order: dict[str, int], message: Message) -> None:
+            await message.publish("invoices", order)
+            handled.append(order["n"])
+
+        async with broker, Broker(url=server.url, preflight="warn", partitions=2) as other, broker.running():
+            await broker.topics.ensure("invoices")
+            assert (await broker.topics.resize("invoices", 4)).partitions == 4
+            await broker.publish("orders", {"n": 1})
+            await until(lambda: handled == [1], "the worker knows the topic of its outputs")
+            await broker.client.execute_command("FLUSHALL")
+
+            async def is_made_again() -> bool:
+                return await other.topics.find("invoices") is not None
+
+            await until(is_made_again, "the topic is made again, though nothing is published")
+            made = await other.topics.ensure("invoices")
+            assert made.numbers == (0, 1, 2, 3, 4, 5)
+            assert made.layout.sealed_numbers == {0, 1}

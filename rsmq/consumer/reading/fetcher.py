@@ -183,6 +183,8 @@ class Fetcher:
         try:
             topics = Topics(self._client, context.keys, self._settings, known=topic)
             await topics.ensure(topic.name, topic.partitions)
+            if context.producer is not None:  # its handlers publish outputs
+                await context.producer.make_topics_again()
             await ensure_groups(self._client, context.keys, topic, self._group, "0")
         except BrokerError as error:
             log.warning("cannot make the group %s again: %s", self._group, error)
