@@ -517,6 +517,14 @@ EXHIBITS: Final = (
         needs=lambda plan: bool(plan.moves),
     ),
     bug(
+        "a retry behind an earlier message does not wait",
+        "a parked message that is taken over behind an earlier one of its key starts as soon as that is done",
+        "consumer/waiting/queue.py",
+        "            lane.recovery.wait_untimed(message.entry_id)\n",
+        "",
+        needs=lambda plan: bool(plan.moves),
+    ),
+    bug(
         "a time that is over is not asked about again",
         "a message starts at its old time if it was rescheduled after its new owner had read all times",
         "consumer/waiting/queue.py",

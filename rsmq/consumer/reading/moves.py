@@ -2,7 +2,8 @@
 
 A message that keeps its key has a timer in its owner. `control/rescheduling.py` sets a mark beside those of cancelled
 messages, and waits. The owner stops the timer, lets the server take the new due time, and sets the timer by the reply.
-So a message that was moved does not start at the old time, and one that starts was not moved.
+So a message that was moved does not start at the old time, and one that starts was not moved. One without a timer waits
+behind an earlier message of its key: the server takes the new due time, and is asked before it starts.
 """
 
 from __future__ import annotations
@@ -40,19 +41,16 @@ class Moves:
         values = await self._client.execute_command("HMGET", lane.cancels_key, *marks) if ids else []
         wanted = {entry_id for entry_id, value in zip(ids, values, strict=True) if value is not None}
         await self._move(lane, wanted)
-        late = wanted - {message.entry_id for message in lane.flows.parked.values()} - lane.asking
+        untimed = wanted & lane.recovery.untimed
+        await self._ask(lane, untimed)
+        late = wanted - untimed - {message.entry_id for message in lane.flows.parked.values()} - lane.asking
         if late:  # they start now: the caller finds that out by the next question
             await self._client.execute_command("HDEL", lane.cancels_key, *[entry_id + MARK for entry_id in late])
 
     async def _move(self, lane: Lane, wanted: Collection[bytes]) -> None:
         waiting = lane.flows.stop_timers(wanted)
-        if not waiting or not lane.lease.is_held():
-            return
-        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.cancels_key, lane.errors_key)
-        ids = [message.entry_id for message in waiting]
-        word, *times = await self._settler.ask(MOVE_PARKED, keys, (self._member, lane.epoch, self._group, *ids))
-        if word == STALE_EPOCH:
-            lane.lease.lose()
+        times = await self._ask(lane, [message.entry_id for message in waiting])
+        if not times:
             return
         for message, (attempts, wait_ms) in zip(waiting, times, strict=True):
             lane.flows.timed(message.entry_id)
@@ -60,6 +58,18 @@ class Moves:
                 message.attempt = attempts
             self._runner.resume_later(message, lane, wait_ms / 1000)
             log.info("%s was rescheduled: its next attempt is in %s", message, pause(timedelta(milliseconds=wait_ms)))
+
+    async def _ask(self, lane: Lane, ids: Collection[bytes]) -> list[list[int]]:
+        """Let the server take the new due times. Returns attempts and wait of each; nothing without the lease."""
+        if not ids or not lane.lease.is_held():
+            return []
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.cancels_key, lane.errors_key)
+        times: list[list[int]]
+        word, *times = await self._settler.ask(MOVE_PARKED, keys, (self._member, lane.epoch, self._group, *ids))
+        if word == STALE_EPOCH:
+            lane.lease.lose()
+            return []
+        return times
 
     def __repr__(self) -> str:
         return f"<Moves of {self._group}>"

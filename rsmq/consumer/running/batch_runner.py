@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from rsmq.consumer.running.conclusion import Abandoned, HandBack, Settle
+from rsmq.consumer.running.conclusion import Abandoned, HandBack, NotDue, Settle
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.running.task_slot import TURN, TaskSlot
 from rsmq.consumer.waiting.lane import Lane
@@ -165,7 +165,7 @@ class BatchRunner(Runner):
 
     async def _handle_started(self, task_slot: TaskSlot, picked: list[Message], heads: list[Message]) -> None:
         """Handle what may start of it, in a task that no handler has seen: a cancellation would lose the others."""
-        missing = dict[Message, CannotDecode]()
+        missing = dict[Message, CannotDecode | NotDue]()
         batch = await self._started(picked, missing)
         if any(message in missing for message in batch):
             outcomes: list[Outcome] = [missing.get(message) for message in batch]
@@ -175,9 +175,9 @@ class BatchRunner(Runner):
         if task_slot.rest is None:
             await self._work(task_slot)
 
-    async def _started(self, picked: list[Message], missing: dict[Message, CannotDecode]) -> list[Message]:
+    async def _started(self, picked: list[Message], missing: dict[Message, CannotDecode | NotDue]) -> list[Message]:
         """Those that may be handled: the lease is held, the attempt charged, the payload readable. `missing` gets those
-        whose key is missing: they are among them, and must not reach the handler."""
+        whose key is missing, or whose retry is not due: they are among them, and must not reach the handler."""
         unread = await self._fetched([message for message in picked if message.is_outside])
         now, is_late = monotonic(), any(message.is_redelivered for message in picked)
         charged = await asyncio.gather(*[self._charged(message, now) for message in picked]) if is_late else None
@@ -186,12 +186,14 @@ class BatchRunner(Runner):
             lane: Lane = message.origin  # type: ignore[assignment]
             if now < lane.lease.deadline and (charged is None or charged[at]):
                 try:
+                    if charged is not None and isinstance(not_due := charged[at], NotDue):
+                        raise not_due
                     if message in unread:
                         raise unread[message]
                     message.payload = read(message)
                     batch.append(message)
                     continue
-                except CannotDecode as error:
+                except (CannotDecode, NotDue) as error:
                     missing[message] = error
                     batch.append(message)
                     continue
@@ -247,14 +249,17 @@ class BatchRunner(Runner):
             return False
         return True
 
-    async def _charged(self, message: Message, now: float) -> bool:
-        """Whether it may start: a redelivered one when its attempt is charged."""
+    async def _charged(self, message: Message, now: float) -> bool | NotDue:
+        """Whether it may start: a redelivered one when its attempt is charged and its retry is due."""
         lane: Lane = message.origin  # type: ignore[assignment]
         if now >= lane.lease.deadline:
             return False
         if not message.is_redelivered or not (message.is_plain or self.reader.can_undo(message)):
             return True  # one whose key is missing does not start: to read it raises why
-        return await self.start(message, lane)
+        try:
+            return await self.start(message, lane)
+        except NotDue as error:
+            return error
 
     def _still_ours(self, batch: list[Message]) -> list[Message]:
         """Without those whose lease ended while others were charged, or became dead letters."""

@@ -18,6 +18,15 @@ class Abandoned(Exception):
         self.epoch = epoch
 
 
+class NotDue(Exception):
+    """The message was to start, and its retry is not due for `wait`: it was taken over behind an earlier message of its
+    key, so it has no timer. No attempt, no outcome."""
+
+    def __init__(self, wait: timedelta) -> None:
+        super().__init__(f"its retry is due in {wait}")
+        self.wait = wait
+
+
 @dataclass(frozen=True, slots=True)
 class Settle:
     """It is done. `is_cancelled`: a cancellation came while it ran, and the attempt did not succeed."""
@@ -46,6 +55,8 @@ def conclude(
     `is_marked`: it is to be cancelled. Then it is not tried again, unless the next owner must do it: who is stopped, or
     loses the lease, cannot know that the attempt would have failed. A retry waits no longer than the message lives.
     """
+    if isinstance(outcome, NotDue) and not is_marked:
+        return Park(outcome.wait, is_counted=False)
     if isinstance(outcome, Abandoned):
         if is_marked and outcome.reason == "cancelled":
             return Settle(is_cancelled=True)

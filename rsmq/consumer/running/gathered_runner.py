@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from rsmq.consumer.running.batch_runner import BatchRunner
-from rsmq.consumer.running.conclusion import HandBack, Settle
+from rsmq.consumer.running.conclusion import HandBack, NotDue, Settle
 from rsmq.consumer.running.task_slot import TaskSlot
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.raw_entries import RawEntries
@@ -38,7 +38,7 @@ class GatheredRunner(BatchRunner):
             batch += self.queue.take_behind(lane, message.routing_key, self.handler.batch or 1)
         self._running[lane] += len(batch)
 
-    async def _charged(self, message: Message, now: float) -> bool:
+    async def _charged(self, message: Message, now: float) -> bool | NotDue:
         if message.routing_key is None:
             return await super()._charged(message, now)
         return now < message.origin.lease.deadline  # type: ignore[attr-defined, no-any-return]
@@ -62,7 +62,7 @@ class GatheredRunner(BatchRunner):
 
     async def _handle_started(self, task_slot: TaskSlot, picked: list[Message], heads: list[Message]) -> None:
         """A member whose key is missing lets the whole call wait, as long as it waits itself."""
-        missing = dict[Message, CannotDecode]()
+        missing = dict[Message, CannotDecode | NotDue]()
         batch = await self._started(picked, missing)
         lacking = next((message for message in batch if message in missing), None)
         wait = None if lacking is None else self._wait_for_key(lacking, missing[lacking])

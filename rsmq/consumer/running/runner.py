@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from rsmq.consumer.running.commit_check import CommitCheck
-from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, Settle, conclude
+from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, NotDue, Settle, conclude
 from rsmq.consumer.running.missing_keys import MissingKeys
 from rsmq.consumer.running.pool import Pool, is_running_in
 from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot
@@ -42,7 +42,7 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.reason import Reason
 from rsmq.model.settings import Settings
 from rsmq.model.words import pause
-from rsmq.redis.scripts import CANCELLED, OK
+from rsmq.redis.scripts import CANCELLED, NOT_DUE, OK
 
 log = logging.getLogger("rsmq.handler")
 
@@ -293,8 +293,11 @@ class Runner(Pool):
             raise Abandoned("lost")
 
     async def start(self, message: Message, lane: Lane) -> bool:
-        """Charge a redelivered message. False: it does not start. One that is to be cancelled is settled so."""
-        word = await self._settler.charge(message, lane)
+        """Charge a redelivered message. False: it does not start. One that is to be cancelled is settled so. Raises
+        NotDue."""
+        word, wait = await self._settler.charge(message, lane)
+        if word == NOT_DUE:
+            raise NotDue(wait)
         if word == CANCELLED and not await self.is_concluded(message, lane):
             await self._settler.settle_cancelled(lane, message.entry_id)
         return word == OK
@@ -390,7 +393,7 @@ class Runner(Pool):
 
     def _tell(self, holds: Holds, message: Message, outcome: BaseException, conclusion: Conclusion) -> Conclusion:
         """Its error may hold its name."""
-        if isinstance(outcome, Abandoned):
+        if isinstance(outcome, Abandoned | NotDue):
             holds.forget(message)
         elif isinstance(conclusion, Park) and conclusion.hold is not None:
             return holds.raised(message, conclusion)
@@ -413,8 +416,10 @@ class Runner(Pool):
             self._stats["failed"] += 1
         return conclusion
 
-    def _wait_for_key(self, message: Message, error: CannotDecode) -> Park | None:
+    def _wait_for_key(self, message: Message, error: CannotDecode | NotDue) -> Park | None:
         """How long a message waits that could not be decoded. None: no longer, or its handler has raised the error."""
+        if isinstance(error, NotDue):
+            return None
         return self.missing_keys.wait(error) if error.subject is message else None
 
     async def _carry_out(self, message: Message, lane: Lane, conclusion: Conclusion) -> None:
@@ -514,8 +519,12 @@ class Runner(Pool):
     async def _park(self, message: Message, lane: Lane, decision: Park, error: BaseException) -> None:
         """Park a failed message for its next attempt.
 
-        One that blocks its key stays pending and gets a timer here. Any other goes to the retry poller.
+        One that blocks its key stays pending and gets a timer here. Any other goes to the retry poller. One that is not
+        due is parked at the server already.
         """
+        if isinstance(error, NotDue):
+            self.resume_later(self.queue.park(message, lane), lane, error.wait.total_seconds(), 0)
+            return
         if not isinstance(error, CannotDecode):  # its handler has not run, and `MissingKeys` has logged it
             await self._report_retry(message, decision, error)
         seconds = decision.delay.total_seconds()

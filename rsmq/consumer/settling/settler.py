@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 import anyio
@@ -32,6 +33,7 @@ from rsmq.redis.scripts import (
     BURY_MESSAGE,
     HAND_BACK,
     LOST_BODY,
+    NOT_DUE,
     NOT_PENDING,
     PARK_MESSAGE,
     PUT_ASIDE,
@@ -313,16 +315,21 @@ class Settler:
         """Close the connection of the batcher. The next call opens it again."""
         await self._batcher.disconnect()
 
-    async def charge(self, message: Message, lane: Lane) -> bytes | None:
-        """Charge the attempt of a redelivered message. CANCELLED: it is to be settled so. None: it is not ours any
-        more, do not start it."""
+    async def charge(self, message: Message, lane: Lane) -> tuple[bytes | None, timedelta]:
+        """Charge the attempt of a redelivered message. CANCELLED: it is to be settled so. NOT_DUE: its retry waits for
+        so long. None: it is not ours any more, do not start it."""
         entry_id = message.entry_id
-        keys, args = self._fenced(lane, entry_id, message.attempt - 1)
+        keys, args = self._fenced(lane, entry_id, message.attempt - 1, int(entry_id in lane.recovery.untimed))
         command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
         reply = await self._call(START_MESSAGE, lane, entry_id, command)
-        if reply is not None and lane.epoch and message.attempt > 1:
+        if reply is None:
+            return None, timedelta(0)
+        lane.recovery.end_untimed(entry_id)
+        if reply[0] == NOT_DUE:
+            return NOT_DUE, timedelta(milliseconds=reply[1])
+        if lane.epoch and message.attempt > 1:
             lane.note_retry(entry_id, message.attempt - 1)
-        return None if reply is None else bytes(reply[0])
+        return bytes(reply[0]), timedelta(0)
 
     async def settle_cancelled(self, lane: Lane, entry_id: bytes) -> None:
         """Settle a message that is cancelled and does not run."""

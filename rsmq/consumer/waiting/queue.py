@@ -380,13 +380,14 @@ class Queue:
 
     def wait_for_retry(self, message: Message, lane: Lane, *, is_ahead: bool = False) -> Message | None:
         """Take over a pending message whose retry is not due yet. Returns what is parked; None: its key has earlier
-        messages."""
+        messages, so it needs no timer until these are done."""
         if lane.flows.raw_entries:
             self.unpack(lane)
         if self._is_serial:
             message.routing_key = WHOLE
         key = message.routing_key
         if key is None or key in lane.flows.waiting or (lane.flows.named and lane.flows.named.flow_of(key)):
+            lane.recovery.wait_untimed(message.entry_id)
             self.offer(lane, (message,), is_ahead=is_ahead)
             return None
         self.in_flight += 1

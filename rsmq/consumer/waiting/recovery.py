@@ -20,7 +20,8 @@ class Recovery:
     While `cursor` is not None, pending messages are taken over and nothing new is read. `newest_held` is the newest
     entry that this member has received; None until everything that may have been delivered before is taken over.
     `undelivered` are ids in flight that the server does not know as delivered: it has lost writes, and may use them
-    again.
+    again. `untimed` are parked messages that were taken over behind an earlier one of their key: no timer starts them,
+    so the server is asked whether they are due.
 
     `claims` counts claims and calls for due retries on their way. `retry_at` (monotonic) is when to look for due
     retries, without key order. Shared distribution: a search for abandoned messages goes on at `idle_cursor`, not
@@ -29,7 +30,7 @@ class Recovery:
 
     __slots__ = (
         "_is_unsure_of_retries", "_restarts", "claims", "clock_offset", "cursor", "idle_cursor", "newest_held",
-        "retry_at", "search_at", "undelivered",
+        "retry_at", "search_at", "undelivered", "untimed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class Recovery:
         self._restarts = 0
         self.newest_held: bytes | None = None
         self.undelivered: set[bytes] = set()
+        self.untimed: set[bytes] = set()
         self.claims = 0
         self.retry_at = 0.0
         self._is_unsure_of_retries = False  # a call for due retries has no reply: it may still come to the server
@@ -105,6 +107,14 @@ class Recovery:
     def lose_writes(self, undelivered: Collection[bytes]) -> None:
         """The server does not know these as delivered."""
         self.undelivered.update(undelivered)
+
+    def wait_untimed(self, entry_id: bytes) -> None:
+        """A message whose retry is not due waits for an earlier one of its key, and starts behind it."""
+        self.untimed.add(entry_id)
+
+    def end_untimed(self, entry_id: bytes) -> None:
+        """The server has said whether it is due."""
+        self.untimed.discard(entry_id)
 
     # -- due retries ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,116 @@
+"""A retry that is taken over behind an earlier message of its key: it starts when it is due, not when that is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker, Message, Retry, Settings
+from rsmq.redis.client.connector import Client
+from tests.patience import until
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch": 10}, {"ordering": "partition"}, {"ordering": "partition", "batch": 2}],
+    ids=["key", "key-in-batches", "partition", "partition-in-batches"],
+)
+@pytest.mark.parametrize("is_moved", [False, True], ids=["as-parked", "rescheduled"])
+async def test_retry_behind_an_unsettled_message_waits_until_it_is_due(
+    settings: Settings, client: Client, options: dict[str, Any], *, is_moved: bool
+) -> None:
+    """The settlement of the first message is lost, as in a failover, and the second waits for its retry. The next owner
+    handles the first one again. Then the second one waits, with what follows, until it is rescheduled to now."""
+    started = list[tuple[int, int]]()
+
+    def fails(n: int, message: Message) -> Retry | None:
+        started.append((n, message.attempt))
+        return Retry("later", after=HOUR) if n == 2 and message.attempt == 1 else None
+
+    async def bill(order: dict[str, int], message: Message) -> None:
+        if error := fails(order["n"], message):
+            raise error
+
+    async def bill_all(orders: list[dict[str, int]], messages: list[Message]) -> list[Exception | None]:
+        outcomes = list[Exception | None]()
+        for order, message in zip(orders, messages, strict=True):
+            is_behind = any(outcomes)
+            outcomes.append(Retry("behind") if is_behind else fails(order["n"], message))
+        return outcomes
+
+    def worker() -> Broker:
+        broker = Broker(replace(settings, partitions=1))
+        broker.handler("orders", group="billing", **options)(bill_all if "batch" in options else bill)
+        return broker
+
+    async def count_parked() -> int:
+        return int(await client.execute_command("ZCARD", publisher.keys.retry("orders", 0, "billing")))
+
+    async with Broker(replace(settings, partitions=1)) as publisher:
+        async with worker().running():
+            await publisher.publish("orders", {"n": 1}, key="k")
+            await until(lambda: started == [(1, 1)], "the first one is handled")
+            second = await publisher.publish("orders", {"n": 2}, key="k")
+            await until(count_parked, "the second one waits for its retry")
+        await publisher.publish("orders", {"n": 3}, key="k")
+        if is_moved:
+            await publisher.reschedule(second, delay=f"{2 * HOUR:.0f}s")
+        stream = publisher.keys.stream("orders", 0)
+        ((first, _),) = await client.execute_command("XRANGE", stream, "-", "+", "COUNT", 1)
+        again = ("RETRYCOUNT", 1, "FORCE", "JUSTID")
+        await client.execute_command("XCLAIM", stream, "billing", "gone", 0, first, *again)
+        started.clear()
+        async with (other := worker()).running():
+            await until(lambda: (1, 2) in started, "the first one is handled again")
+            assert other.worker is not None
+            (consumer,) = other.worker.consumers
+            await until(lambda: consumer.work.waiting_for_retry == 1 or len(started) > 1, "the second one is looked at")
+            assert started == [(1, 2)]
+            assert await count_parked() == 1
+            await publisher.reschedule(second, delay="0s")
+            await until(lambda: len(started) == 3, "the others are handled")
+        assert started == [(1, 2), (2, 2), (3, 1)]
+        assert await count_parked() == 0
+
+
+async def test_retry_behind_a_running_message_is_rescheduled(settings: Settings, client: Client) -> None:
+    """It has no timer yet, and starts when the one before it is done."""
+    started, may_end = list[tuple[int, int]](), anyio.Event()
+
+    def worker() -> Broker:
+        broker = Broker(replace(settings, partitions=1))
+
+        @broker.handler("orders", group="billing")
+        async def bill(order: dict[str, int], message: Message) -> None:
+            started.append((order["n"], message.attempt))
+            if order["n"] == 2 and message.attempt == 1:
+                raise Retry("later", after=HOUR)
+            if order["n"] == 1 and message.attempt == 2:
+                await may_end.wait()
+
+        return broker
+
+    async with Broker(replace(settings, partitions=1)) as publisher:
+        retries, stream = publisher.keys.retry("orders", 0, "billing"), publisher.keys.stream("orders", 0)
+        async with worker().running():
+            await publisher.publish("orders", {"n": 1}, key="k")
+            await until(lambda: started == [(1, 1)], "the first one is handled")
+            second = await publisher.publish("orders", {"n": 2}, key="k")
+            await until(lambda: client.execute_command("ZCARD", retries), "the second one waits for its retry")
+        ((first, _),) = await client.execute_command("XRANGE", stream, "-", "+", "COUNT", 1)
+        again = ("RETRYCOUNT", 1, "FORCE", "JUSTID")
+        await client.execute_command("XCLAIM", stream, "billing", "gone", 0, first, *again)
+        async with (other := worker()).running():
+            await until(lambda: (1, 2) in started, "the first one is handled again")
+            assert other.worker is not None
+            (consumer,) = other.worker.consumers
+            await until(lambda: consumer.work.waiting_for_key == 1, "the second one waits behind it")
+            await publisher.reschedule(second, delay="0s")
+            may_end.set()
+            await until(lambda: started[-1] == (2, 2), "the second one is tried again")
+        assert not await client.execute_command("ZCARD", retries)
