@@ -93,3 +93,34 @@ async def test_partition_whose_lease_was_deleted_is_owned_again_after_the_server
 
 async def ignore(order: dict[str, int]) -> None:
     """Nothing is published."""
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["same-owner", "next-owner"])
+async def test_window_of_a_key_after_the_servers_clock_was_set_back_ends(*, is_replaced: bool) -> None:
+    """Its end was noted an hour ahead of the new time: the window begins anew, and does not wait for that."""
+    calls = list[list[int]]()
+
+    @asynccontextmanager
+    async def worker(url: str) -> AsyncIterator[Broker]:
+        settings: Any = {"lease_ttl": timedelta(seconds=2), "stop_grace": timedelta(0), "preflight": "warn"}
+        broker = Broker(Settings(url=url, partitions=1, **settings))
+
+        @broker.handler("t", group="g", by="key", linger=timedelta(seconds=5), batch=10)
+        async def handle(numbers: list[int]) -> None:
+            calls.append(numbers)
+
+        async with broker.running():
+            yield broker
+
+    with FaultyServer() as server:
+        async with worker(server.url) as broker:
+            await broker.publish("t", 1, key="k")
+            waits = f"{broker.keys.stream('t', 0)}:g:waits"
+            await until(lambda: ask(broker, "ZCARD", waits), "its window has begun")
+            if not is_replaced:
+                server.faults.step_clock(-HOUR)
+                await until(lambda: calls == [[1]], "the window ends")
+        if is_replaced:
+            server.faults.step_clock(-HOUR)
+            async with worker(server.url):
+                await until(lambda: calls == [[1]], "the window ends")

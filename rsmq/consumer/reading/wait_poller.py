@@ -98,7 +98,7 @@ class WaitPoller:
                 self._queue.wake(lane, entry_id, is_rescheduled=why == RESCHEDULED, is_cancelled=why == CANCELLED)
                 resting.named(entry_id, is_rescheduled=why == RESCHEDULED)
             is_short = len(named) == room
-            resting.look_in(SOON if is_short else wait_ms / 1000 if wait_ms >= 0 else inf)
+            resting.look_in(SOON if is_short else min(LONGEST, wait_ms / 1000) if wait_ms >= 0 else inf)
 
     def __repr__(self) -> str:
         return f"<WaitPoller lanes={sorted(self._lanes)}>"

@@ -79,6 +79,36 @@ async def test_due_time_that_is_there_is_not_replaced_by_an_older_note(partition
     assert await dues(partition) == {entry: FAR}
 
 
+async def test_window_that_ends_earlier_than_was_noted_counts(partition: Partition) -> None:
+    """The clock was set back, and the record of the lease was lost. A time that was given by hand stays."""
+    window, moved = await partition.deliver(2)
+    await keep(partition, window, FAR, moved, FAR)
+    assert await reschedule(partition, moved, FAR) == [b"OK", b"%d" % FAR]
+    await keep(partition, window, "+50000", moved, "+50000")
+    found = await dues(partition)
+    assert found[moved] == FAR + 0.5
+    assert found[window] < FAR
+    await keep(partition, window, "+90000")
+    assert await dues(partition) == found, "the earlier end counts"
+
+
+async def test_due_times_move_back_with_the_servers_clock(partition: Partition) -> None:
+    """As far as the clock is behind what the owner saw last. What was named, and is cancelled, is marked as before."""
+    named, cancelled, waiting, moved = await partition.deliver(4)
+    await keep(partition, named, 5, waiting, FAR, moved, FAR)
+    await partition.call("ZADD", waits(partition), 1, cancelled)
+    assert await reschedule(partition, moved, FAR) == [b"OK", b"%d" % FAR]
+    seen = int(await partition.call("HGET", partition.lease, "waits_clock"))
+    await partition.call("HSET", partition.lease, "waits_clock", seen + 1_000_000)
+    await keep(partition, limit=0)
+    found = await dues(partition)
+    assert (found[named], found[cancelled]) == (0, 1)
+    assert FAR - 1_000_000 <= found[waiting] < FAR - 900_000
+    assert found[moved] == found[waiting] + 0.5
+    await keep(partition, limit=0)
+    assert await dues(partition) == found, "once"
+
+
 async def test_former_owner_notes_and_forgets_nothing(partition: Partition) -> None:
     """Another owner or another epoch."""
     (entry,) = await partition.deliver(1)

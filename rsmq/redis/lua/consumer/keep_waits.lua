@@ -7,20 +7,23 @@
 --          {'STALE_EPOCH'}
 -- WHY      What is named gets the due time 0 (-1: it was rescheduled, -2: cancelled), so it cannot be moved, and is named
 --          again until the owner has it forgotten: a lost reply loses none, and the next owner finds it. Only the
---          server's clock counts, and what was stored before that was set back counts as stored now. A due time with a
---          fraction was given by hand; one that is there is not replaced by an older answer. What is settled meanwhile
+--          server's clock counts: what is due moves back with it, and what was stored before that counts as stored now.
+--          A due time with a fraction was given by hand; one that is there is not replaced by an older answer. Of two
+--          ends of a window the earlier one counts: the other is of a clock that was ahead. What is settled meanwhile
 --          is named once more, and forgotten by the owner, who does not know it.
--- USES     may_write, can_write
+-- USES     follow_clock, may_write, can_write
 local lease = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
-can_write('ZADD ZREM', KEYS[2])
+can_write('ZADD ZREM', KEYS[2], 'HSET', KEYS[1])
 local first = 5 + ARGV[4]
 for i = 5, first - 1 do redis.call('ZREM', KEYS[2], ARGV[i]) end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = follow_clock(KEYS[1], KEYS[2], 'waits_clock')
 for i = first, #ARGV, 2 do
   local known, due = redis.call('ZSCORE', KEYS[2], ARGV[i]), ARGV[i + 1]
-  if due:sub(1, 1) == '+' then due = string.format('%.0f', math.min(tonumber(ARGV[i]:match('^%d+')), now) + due) end
+  if due:sub(1, 1) == '+' then
+    due = string.format('%.0f', math.min(tonumber(ARGV[i]:match('^%d+')), now) + due)
+    if known and known % 1 == 0 and tonumber(known) > tonumber(due) then known = nil end
+  end
   if not known or tonumber(known) <= 0 then redis.call('ZADD', KEYS[2], due, ARGV[i]) end
 end
 local rows, named = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[3]), {}
