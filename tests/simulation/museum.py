@@ -928,6 +928,32 @@ EXHIBITS: Final = (
         "return self",
     ),
     resized(
+        "a worker does not make the topics of its outputs again",
+        "after FLUSHALL outputs are stored in partitions that their topic does not have any more",
+        "consumer/reading/fetcher.py",
+        "                await context.producer.make_topics_again()\n",
+        "                pass\n",
+        needs=lambda plan: plan.has_outputs and "wipe" in plan.faults,
+    ),
+    Exhibit(
+        "the window of a key waits for the clock",
+        "a message whose window was noted before the server's clock was set back waits for the time that it showed",
+        [
+            Edit(
+                "rsmq/redis/lua/shared/follow_clock.lua",
+                "if now < seen - 1000 then",
+                "if not field and now < seen - 1000 then",
+            ),
+            Edit(
+                "rsmq/redis/lua/consumer/keep_waits.lua",
+                "    if known and known % 1 == 0 and tonumber(known) > tonumber(due) then known = nil end\n",
+                "",
+            ),
+        ],
+        lambda plan: bool(plan.linger),
+        "--resized",
+    ),
+    resized(
         "a seal that the server has lost is not set again",
         "a publisher stores behind what was published to the partitions that follow",
         "redis/lua/consumer/are_finished.lua",
