@@ -5,6 +5,11 @@ Meanwhile the store refuses calls, hangs in the middle of a write, stores or del
 half of a body or with another one; and a process is killed and replaced. In the end the store works again, and the
 verdict is: each message was handled, in the order of its key, again only where a killed worker had it; no dead letter;
 no entry names a body that is gone; and when all entries are gone, two sweeps leave nothing in the store.
+
+With `--rotate` all payloads are encrypted, and meanwhile three keys are rotated, each process being killed to give it
+the next keyring: a key that some process still needs is kept by what `rsmq keys status` counts, and once a publisher
+has a key before the workers. With `--shift 24` the clock of the publisher is a day ahead, and a day behind after each
+other start.
 """
 
 from __future__ import annotations
@@ -16,9 +21,11 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -29,34 +36,51 @@ from typing import Any, Final
 from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerError, Message, RetryPolicy, Settings
-from rsmq.codecs import Offload
+from rsmq.codecs import Encrypt, Keyring, Offload
 from rsmq.control import Bodies
+from rsmq.inspector.key_status import KeyStatus, KeyUse
 from rsmq.model import body as body_module
 from rsmq.redis.identity import deployment_id
 from rsmq.testing.server import ThrowawayServer
 from tests import forks
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import EventLedger, EventWriter
+from tests.compiler import library
 from tests.patience import until
 
 TOPICS: Final = ("first", "second")
 GROUP: Final = "workers"
 KEYS: Final = 5
+Process = forks.ForkedProcess | subprocess.Popen[bytes]
 MODES: Final = ("refuses", "hangs", "fails after", "half")
 LONGEST_HANG: Final = 0.5
 FRESH: Final = 1.0
+KEYRINGS: Final = ("k1", "k1,k2", "k2,k1", "k2", "k3,k2", "k3")
+"""The ids of the keys that all processes have one after another, the first of them to write with. The third key comes
+without the step in which it is only read with: then its messages wait."""
+EARLY: Final = "k3,k2"
+MOST_TURNS: Final = 500
+"""In which a rotation goes on when no more faults come. What has not come by then is what the verdict finds wrong."""
+NEEDED: Final = ("backlog", "parked", "delayed", "outputs", "dead_letters", "steps")
+"""Where a payload needs its key. What is only kept for a replay does not stop the rotation."""
+CLOCK: Final = forks.ROOT / "tests" / "producer" / "shifted_clock.c"
 KEEP: Final = timedelta(seconds=5)
 """Instead of an hour and of six: a body that is `FRESH` may be named, and one that is older than `KEEP` be swept."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodiesJob:
-    """What all processes of a run know. `messages`: of each key, and as many that are delayed and have none."""
+    """What all processes of a run know. `messages`: of each key, and as many that are delayed and have none. `pause`:
+    seconds between two messages of a key. `rotates`: payloads are encrypted. `shift`: hours by which the publisher's
+    clock is off."""
 
     url: str
     prefix: str
     folder: str
     messages: int
+    pause: float = 0.0
+    rotates: bool = False
+    shift: int = 0
 
     @property
     def ledger(self) -> Path:
@@ -74,6 +98,17 @@ class BodiesJob:
         return Path(self.folder, "log")
 
     @property
+    def keyring(self) -> Path:
+        """The keys that a process starts with."""
+        return Path(self.folder, "keys")
+
+    def give(self, ids: str) -> None:
+        """Write a keyring for all that start from now on, whole at any moment."""
+        part = self.keyring.with_suffix(".part")
+        part.write_text(",".join(f"{each}={b64encode(each.encode() * 16).decode()}" for each in ids.split(",")))
+        part.replace(self.keyring)
+
+    @property
     def names(self) -> list[Name]:
         """All messages of the first topic."""
         keyed = [(f"k{key}", n) for n in range(self.messages) for key in range(KEYS)]
@@ -83,7 +118,8 @@ class BodiesJob:
         """With the store that fails."""
         lease = timedelta(seconds=30)  # a killed member is replaced long before that
         settings = Settings(url=self.url, prefix=self.prefix, partitions=2, lease_ttl=lease, preflight="warn")
-        return Broker(settings, offload=Offload(FaultyStore(self), above="1kB"))
+        codecs = [Encrypt(Keyring.from_file(self.keyring), required=True)] if self.rotates else []
+        return Broker(settings, codecs=codecs, offload=Offload(FaultyStore(self), above="1kB"))
 
 
 class FaultyStore:
@@ -196,6 +232,7 @@ async def publish(job: BodiesJob) -> None:
         async def all_of(names: list[Name]) -> None:
             for key, n in names:
                 await one(key, n)
+                await asyncio.sleep(job.pause)
 
         keys = [f"k{key}" for key in range(KEYS)]
         await asyncio.gather(
@@ -204,13 +241,59 @@ async def publish(job: BodiesJob) -> None:
         )
 
 
-def start(job: BodiesJob, role: str) -> forks.ForkedProcess:
-    """A process of this module."""
-    environment = {**os.environ, "PYTHONPATH": str(forks.ROOT)}
+def start(job: BodiesJob, role: str, shift: int = 0) -> Process:
+    """A process of this module. One whose clock is off by `shift` hours is not forked: a library is loaded first."""
+    environment, module = {**os.environ, "PYTHONPATH": str(forks.ROOT)}, "tests.chaos.bodies_run"
+    arguments = (role, json.dumps(asdict(job)))
     with job.log.open("ab") as log:
-        return forks.start(
-            "tests.chaos.bodies_run", role, json.dumps(asdict(job)), cwd=forks.ROOT, env=environment, stdout=log
-        )
+        if not shift:
+            return forks.start(module, *arguments, cwd=forks.ROOT, env=environment, stdout=log)
+        environment |= {"LD_PRELOAD": str(library(CLOCK)), "SHIFT": str(3600 * shift)}
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.Popen(command, cwd=forks.ROOT, env=environment, stdout=log, stderr=log)
+
+
+class Rotation:
+    """Gives all processes one keyring after another."""
+
+    def __init__(self, job: BodiesJob) -> None:
+        self._job = job
+        self._left = list(KEYRINGS)
+        self._old = list[str]()
+        self._ids = ""
+        self.advance()
+
+    def advance(self) -> None:
+        """Write the next keyring. Each process is to be killed, the publisher first."""
+        self._ids = self._left.pop(0)
+        self._job.give(self._ids)
+        self._old = ["work 2", "work", "publish"]
+
+    async def next_role(self, broker: Broker) -> str | None:
+        """A process that is to start with the newest keyring; None: all have, or the workers get a key that comes
+        without warning when a message has it."""
+        is_early = self._ids == EARLY and self._old[-1:] != ["publish"]
+        if not self._old or (is_early and not any(use.key == EARLY[:2] for use in await key_uses(broker))):
+            return None
+        return self._old.pop()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all processes have the last one."""
+        return not self._left and not self._old
+
+    async def can_advance(self, broker: Broker) -> bool:
+        """Whether nothing that is to be handled needs a key that the next keyring has not."""
+        if self._old or not self._left:
+            return False
+        gone = set(self._ids.split(",")) - set(self._left[0].split(","))
+        return not any(use.key in gone and any(getattr(use, kind) for kind in NEEDED) for use in await key_uses(broker))
+
+
+async def key_uses(broker: Broker) -> list[KeyUse]:
+    """Which keys the two topics need, and where."""
+    topics = [await broker.topics.existing(name) for name in TOPICS]
+    return [use for topic in topics for use in await KeyStatus(broker.client, broker.keys, topic).run()]
 
 
 class BodiesRun:
@@ -219,8 +302,10 @@ class BodiesRun:
     def __init__(self, job: BodiesJob, seed: int) -> None:
         self._job = job
         self._random = random.Random(seed)
-        self._processes: dict[str, forks.ForkedProcess] = {}
+        self._processes: dict[str, Process] = {}
         self._excused: dict[int, str] = {}
+        self._rotation = Rotation(job) if job.rotates else None
+        self._starts = 0
         self.swept = 0
 
     async def play(self, faults: int, pause: float) -> list[str]:
@@ -231,13 +316,20 @@ class BodiesRun:
             async with self._job.broker() as broker:
                 for topic in TOPICS:
                     await broker.topics.ensure(topic)
-                self._processes = {role: start(self._job, role) for role in ("work", "work 2", "publish")}
+                self._processes = {role: self._start(role) for role in ("work", "work 2", "publish")}
                 ledger = EventLedger(self._job.ledger)
                 await until(ledger.commits, "the first message is handled")
                 sweeps = asyncio.create_task(self._sweep(broker))
                 for turn in range(faults):
                     self._break(turn)
+                    await self._rotate(broker)
                     await asyncio.sleep(pause * (0.5 + self._random.random()))
+                for _ in range(MOST_TURNS):
+                    if self._rotation is None or self._rotation.is_over:
+                        break
+                    self._job.switch.write_text("")
+                    await self._rotate(broker)
+                    await asyncio.sleep(pause)
                 self._job.switch.write_text("")
                 wanted = {(f"{topic} {key}", n) for key, n in self._job.names for topic in TOPICS}
                 with suppress(AssertionError):  # the verdict says what is missing
@@ -246,7 +338,7 @@ class BodiesRun:
                     sweeps.result()
                 sweeps.cancel()
                 await self._stop()
-                return [*self._judge(wanted), *await self._left(broker)]
+                return [*self._judge(wanted), *await self._unused(broker), *await self._left(broker)]
         finally:
             for process in self._processes.values():
                 process.kill()
@@ -257,11 +349,38 @@ class BodiesRun:
         if turn % 2 == 0:
             self._job.switch.write_text(MODES[turn // 2 % len(MODES)])
             return
-        role = self._random.choice([role for role, process in self._processes.items() if process.poll() is None])
+        self._kill(self._random.choice([role for role, each in self._processes.items() if each.poll() is None]))
+
+    def _kill(self, role: str) -> None:
+        """Kill a process, and start another one in its place."""
         self._processes[role].kill()
         self._processes[role].wait()
         self._excused[self._processes[role].pid] = "killed"
-        self._processes[role] = start(self._job, role)
+        self._processes[role] = self._start(role)
+
+    def _start(self, role: str) -> Process:
+        """The clock of a publisher is ahead, and behind after each other start."""
+        self._starts += 1
+        shift = self._job.shift if role == "publish" else 0
+        return start(self._job, role, shift if self._starts % 2 else -shift)
+
+    async def _rotate(self, broker: Broker) -> None:
+        """Give one process its next keyring, or write one where all have theirs."""
+        if self._rotation is None:
+            return
+        role = await self._rotation.next_role(broker)
+        if role is not None:
+            self._kill(role)
+        elif await self._rotation.can_advance(broker):
+            self._rotation.advance()
+
+    async def _unused(self, broker: Broker) -> list[str]:
+        """The keys that no message was encrypted with: then nothing was rotated."""
+        if self._rotation is None:
+            return []
+        written = {use.key for use in await key_uses(broker)}
+        unused = [f"no message has the key {each}" for each in ("k1", "k2", "k3") if each not in written]
+        return unused if self._rotation.is_over else [*unused, "the rotation did not come to its end"]
 
     async def _sweep(self, broker: Broker) -> None:
         bodies = bodies_of(broker, KEEP)
@@ -317,11 +436,15 @@ def main() -> None:
     words.add_argument("--faults", type=int, default=40)
     words.add_argument("--pause", type=float, default=0.5, help="seconds of each fault, on average")
     words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--rotate", action="store_true", help="encrypt, and rotate three keys")
+    words.add_argument("--shift", type=int, default=0, help="hours by which the publisher's clock is off")
+    words.add_argument("--publish-pause", type=float, default=0.0, help="seconds between two messages of a key")
     given = words.parse_args()
     begun, server = time.monotonic(), ThrowawayServer().start()
     folder = tempfile.mkdtemp(prefix="rsmq-bodies-")
     try:
-        run = BodiesRun(BodiesJob(server.url, "rsmq", folder, given.messages), given.seed)
+        about = (given.publish_pause, given.rotate, given.shift)
+        run = BodiesRun(BodiesJob(server.url, "rsmq", folder, given.messages, *about), given.seed)
         wrong = asyncio.run(run.play(given.faults, given.pause))
     finally:
         server.close()

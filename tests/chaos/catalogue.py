@@ -89,7 +89,7 @@ ELSEWHERE = [
         "tests/chaos/test_dying.py",)),
     Elsewhere("1", "SIGKILL of workers that send notifications by three channels, with fallbacks", (
         "tests/chaos/test_notifications_run.py",)),
-    Elsewhere("1", "SIGKILL of a publisher around the put of a body, and of all while the store fails", (
+    Elsewhere("1", "SIGKILL of a publisher around a put of a body, of all while the store fails or keys are rotated", (
         "tests/chaos/test_bodies.py",)),
     Elsewhere("21", "a payload over the limit is refused before it is sent", (
         "tests/contract/test_bounds.py::test_too_large_is_refused_before_sending",)),

@@ -16,6 +16,7 @@ from rsmq import Broker, Settings
 from rsmq.codecs import Offload
 from rsmq.control import Bodies
 from tests.chaos.bodies_run import BodiesJob, BodiesRun
+from tests.compiler import MISSING, compiler
 from tests.contract.witness import Witness, settled
 
 PUBLISHER = """
@@ -93,6 +94,18 @@ async def test_a_store_that_fails_while_processes_are_killed_costs_no_message_an
     outputs, and their publisher, die. The long form is `python -m tests.chaos.bodies_run`."""
     run = BodiesRun(BodiesJob(server_url, prefix, str(tmp_path), messages=5), seed=1)
     assert await run.play(faults=8, pause=0.25) == []
+
+
+async def test_a_rotation_of_three_keys_under_load_and_sigkill_loses_no_message(
+    server_url: str, prefix: str, tmp_path: Path
+) -> None:
+    """The clock of the publisher is a day ahead, then a day behind; bodies lie in a store that fails; one key comes
+    before the workers have it. The long form: `python -m tests.chaos.bodies_run --rotate --shift 24`."""
+    if compiler() is None:
+        pytest.skip(MISSING)
+    job = BodiesJob(server_url, prefix, str(tmp_path), messages=25, pause=0.1, rotates=True, shift=24)
+    assert await BodiesRun(job, seed=1).play(faults=6, pause=0.25) == []
+    assert "messages wait for the key k3" in job.log.read_text()
 
 
 @pytest.fixture
