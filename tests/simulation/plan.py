@@ -224,7 +224,8 @@ class Plan:
     def varied(self, choices: Choices) -> Plan:
         """The same with what depends on the seed."""
         if choices.unit("resized") < self.resizes:
-            return replace(self, resizes=0.0, aims=0.0).varied(choices)._grown(choices)
+            # no deleted consumers: a resize hands partitions over, before their owner has found that out
+            return replace(self, resizes=0.0, aims=0.0, audited=0.0).varied(choices)._grown(choices)
         if choices.unit("unwatched") < self.unwatches:
             return self._unwatched(choices)
         if choices.unit("aim") < self.aims and not self.mqtt:
