@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.flow_names import FlowNames
 from rsmq.consumer.waiting.flows import IdPage
+from rsmq.consumer.waiting.gathering_queue import GatheringQueue
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import RateLimit
 from rsmq.consumer.waiting.queue import Queue
@@ -425,6 +426,24 @@ def test_pending_message_that_waits_for_its_retry_blocks_only_its_key() -> None:
     queue.ready.clear()
     queue.resume(waiting, lane, waiting)
     assert list(queue.ready) == [waiting]
+
+
+@pytest.mark.parametrize(
+    ("queue", "is_asked"),
+    [(Queue(is_ordered=True), True), (GatheringQueue(batch=10, linger=timedelta(seconds=1), prefetch=100), False)],
+    ids=["single", "by-key"],
+)
+def test_retry_behind_an_earlier_message_is_asked_about_unless_it_starts_with_a_call(
+    queue: Queue, *, is_asked: bool
+) -> None:
+    """It has no timer. A member of a call starts with that, so nothing may move it: `reschedule` says that it runs."""
+    if isinstance(queue, GatheringQueue):
+        queue.wait_by(lambda: None)
+    lane = make_lane()
+    first, retry = (make_message(lane, number, 1) for number in (1, 2))
+    queue.offer(lane, [first])
+    assert queue.wait_for_retry(retry, lane) is None
+    assert lane.recovery.untimed == ({retry.entry_id} if is_asked else set())
 
 
 def test_withdrawing_one_lane_keeps_the_others() -> None:

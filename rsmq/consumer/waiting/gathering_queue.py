@@ -29,6 +29,8 @@ class GatheringQueue(Queue):
     without a key is a call of its own, at once.
     """
 
+    asks_if_due = False  # it starts with the call that it belongs to
+
     def __init__(self, *, batch: int, linger: timedelta, prefetch: int) -> None:
         super().__init__(is_ordered=True, prefetch=prefetch)
         self._batch = batch

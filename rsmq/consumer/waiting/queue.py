@@ -39,6 +39,9 @@ class Queue:
     and what waits for a partition before takes no room from that.
     """
 
+    asks_if_due = True
+    """Whether a retry without a timer asks the server before it starts."""
+
     def __init__(self, *, is_ordered: bool, is_serial: bool = False, prefetch: int = 2000) -> None:
         self._prefetch = prefetch
         self.is_ordered = is_ordered
@@ -387,7 +390,8 @@ class Queue:
             message.routing_key = WHOLE
         key = message.routing_key
         if key is None or key in lane.flows.waiting or (lane.flows.named and lane.flows.named.flow_of(key)):
-            lane.recovery.wait_untimed(message.entry_id)
+            if self.asks_if_due:
+                lane.recovery.wait_untimed(message.entry_id)
             self.offer(lane, (message,), is_ahead=is_ahead)
             return None
         self.in_flight += 1
