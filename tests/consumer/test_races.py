@@ -61,7 +61,7 @@ class HeldSettler:
         async def answer(*_args: Any, **_more: Any) -> Any:
             self.asked.append(name)
             await self.open.wait()
-            return OK if name == "charge" else True
+            return (OK, timedelta(0)) if name == "charge" else True
 
         return answer
 

@@ -81,10 +81,10 @@ class Books:
         self.buried.append(entry_id)
         return True
 
-    async def charge(self, _message: Message, _lane: Lane) -> bool:
-        """A charge."""
+    async def charge(self, _message: Message, _lane: Lane) -> tuple[bytes | None, timedelta]:
+        """A redelivered message is not ours any more."""
         await asyncio.sleep(0)
-        return True
+        return None, timedelta(0)
 
 
 class Bench:
