@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import pytest
 from redis.exceptions import NoScriptError
@@ -143,6 +145,25 @@ async def test_clients_follow_keys_of_a_moving_slot(
     assert await client.execute_command("MGET", here, there) == [b"4", b"5"]
     await sharded.close()
     thread.close()
+
+
+async def test_clients_wait_while_two_nodes_each_name_the_other_as_owner_of_a_slot(
+    client: Client, cluster: Cluster, prefix: str
+) -> None:
+    """As around the end of a move, until both have heard of it. A command, a pipeline and an exchange on a sharded
+    connection reach the new owner then."""
+    for number in range(3):
+        key, sharded = f"{prefix}:{{twice{number}}}", ShardedConnection(client)
+        await client.execute_command("SET", key, 1, "PX", 60_000)
+        source = cluster.owner(key)
+        with cluster.moving(key) as target:
+            source.ask("CLUSTER", "SETSLOT", slot_of(key), "NODE", target.id)  # the target has not heard of it
+            replies = await asyncio.gather(
+                client.execute_command("INCR", key), client.pipelined([("INCR", key)]),
+                sharded.exchange([(key, pack(("INCR", key)))]),
+            )  # fmt: skip
+        assert sorted([replies[0], *replies[1], *replies[2]]) == [2, 3, 4]
+        await sharded.close()
 
 
 async def test_moved_and_moving_slot_of_one_node_share_a_connection(

@@ -25,8 +25,11 @@ from rsmq.redis.client.refusals import Refusals
 from rsmq.redis.wire.slots import Address, Key, SlotMap, is_script, key_of
 from rsmq.redis.wire.url import node_url, split_cluster
 
+PAUSES: Final = (0.0, 0.0, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)
+"""Seconds before each attempt of a command to follow its slot. Around the end of a move each of two nodes may name the
+other one as its owner, until they have heard of each other: on a machine with much to do for tenths of a second."""
 MOST_HOPS: Final = 5
-"""How often one command follows its slot before that counts as an outage."""
+"""How often a thread follows: what it sends is repeated, and a pause would delay what it sends to other nodes."""
 
 C = TypeVar("C")
 
@@ -143,10 +146,12 @@ class ClusterClient(Client):
     # -- commands ---------------------------------------------------------------------------------------------------
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """One command, which follows its slot at most five times."""
+        """One command, which follows its slot."""
         key = key_of(args)
         moved = SlotMoved(0, ("", 0), is_ask=False)
-        for _ in range(MOST_HOPS):
+        for pause in PAUSES:
+            if pause:
+                await asyncio.sleep(pause)
             await self.refresh()
             address = self._slots.any_master() if key is None else self._slots.owner(key)
             try:
@@ -186,8 +191,10 @@ class ClusterClient(Client):
                     replies[index] = answer
 
         left: Sequence[int] = range(len(commands))
-        for hop in range(MOST_HOPS):
+        for hop, pause in enumerate(PAUSES):
             if left:
+                if pause:
+                    await asyncio.sleep(pause)
                 try:
                     await self.refresh()
                 except BrokerUnavailable as error:
