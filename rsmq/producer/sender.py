@@ -104,7 +104,7 @@ class Sender:
                 self._fail(batch, error)
         for batch in batches if moving else ():
             if batch.stream in moving and batch.deadline <= awake():
-                self._fail(batch, moving[batch.stream])
+                self._fail(batch, not_stored(moving[batch.stream]))
         self._in_flight = []
         self._queue.end(batches, {stream for stream, error in moving.items() if not is_gone(error)})
         if trouble is None:
@@ -319,6 +319,16 @@ class Sender:
 def is_gone(error: SlotMoving | PartitionSealed) -> bool:
     """Whether the slot already has a new owner."""
     return isinstance(error, SlotMoved) and not error.is_ask
+
+
+def not_stored(error: SlotMoving | PartitionSealed) -> BrokerError:
+    """What a publisher gets that has waited for a slot for as long as it does."""
+    if isinstance(error, PartitionSealed):
+        return error
+    return SlotMoving(
+        f"{error}, and no node took the message within RSMQ_UNAVAILABLE_TIMEOUT. Nothing was stored: publish it again. "
+        f"`redis-cli --cluster check` shows a move that was not finished"
+    )
 
 
 def too_few_replicas(reached: int, wanted: int) -> Callable[[str], Exception]:

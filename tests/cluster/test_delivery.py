@@ -163,6 +163,23 @@ async def test_publish_to_a_moving_slot_waits(broker: Broker, cluster: Cluster, 
         assert [fields[1] for _, fields in rows] == [b'{"n":%d}' % n for n in range(5)]
 
 
+async def test_publish_to_a_slot_that_moves_for_too_long_says_that_nothing_was_stored(
+    cluster: Cluster, prefix: str, keys: Keys
+) -> None:
+    """The error names the slot, and what to look at; the next publish works when the slot has moved."""
+    stream = keys.stream("t", partition_for("k", PARTITIONS))
+    async with Broker(
+        Settings(url=cluster.url, prefix=prefix, partitions=PARTITIONS, unavailable_timeout="100ms")
+    ) as broker:
+        await broker.publish("t", 0, key="k")
+        expected = rf"slot {slot_of(stream)} .* Nothing was stored: publish it"
+        with cluster.moving(stream), pytest.raises(BrokerUnavailable, match=expected):
+            await broker.publish("t", 1, key="k")
+        await broker.publish("t", 2, key="k")
+        rows = await broker.client.execute_command("XRANGE", stream, "-", "+")
+    assert [fields[1] for _, fields in rows] == [b"0", b"2"]
+
+
 async def test_a_message_goes_to_its_new_node_when_another_task_learns_of_that(
     broker: Broker, cluster: Cluster, keys: Keys
 ) -> None:
