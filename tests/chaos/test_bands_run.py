@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.bands_run import IN_DOUBT, SIZES, doubt, judge, main
+from tests.chaos.bands_run import IN_DOUBT, RESIZE_SECONDS, SIZES, STILL, Stillness, doubt, judge, main
 
 
 def test_a_verdict_counts_what_is_lost_doubled_and_out_of_order() -> None:
@@ -31,6 +31,20 @@ def test_after_a_lost_master_only_what_was_handled_shortly_before_may_come_again
     assert (good.is_good, good.again) == (True, 1)
     bad = judge(iter([*records, (1, 0, 0)]), sent, {IN_DOUBT}, {(0, 1)})
     assert (bad.lost, bad.doubled) == (1, 1)
+
+
+def test_a_run_is_given_up_when_nothing_changes_or_a_resize_does_not_end() -> None:
+    """Not before, and not while what is handled, or which resize it is, changes."""
+    still = Stillness(0.0)
+    assert not still.look(STILL, (1, 0), 0, is_resizing=False)
+    assert not still.look(2 * STILL, (1, 0), 0, is_resizing=False)
+    assert "nothing was handled" in still.look(2 * STILL + 1, (1, 0), 0, is_resizing=False)
+    still, end = Stillness(0.0), int(RESIZE_SECONDS)
+    seen = [still.look(float(second), (second,), 0, is_resizing=True) for second in range(end + 1)]
+    assert not any(seen)
+    assert "has not ended" in still.look(end + 1.0, (end + 1,), 0, is_resizing=True)
+    assert not still.look(end + 2.0, (end + 2,), 1, is_resizing=True)
+    assert not still.look(end + 3.0, (end + 3,), 1, is_resizing=False)
 
 
 @pytest.mark.chaos

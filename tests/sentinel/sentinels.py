@@ -143,8 +143,10 @@ async def replace_master(sentinels: Sentinels, how: str) -> None:
     before = await switched(sentinels, 0)
     victim = next(member for member in sentinels.members if member.port == before)
     getattr(victim, how)()
-    await switched(sentinels, before)
-    await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
+    try:
+        await switched(sentinels, before)
+    finally:
+        await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
 
 
 class Border(Proxy):
