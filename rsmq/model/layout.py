@@ -206,6 +206,13 @@ class Layout(Counted):
         family = [each for each in block.numbers if number in self.ancestors_of(each)]  # another client chose it
         return family[partition_for(route, len(family))] if family else found
 
+    def keys_after(self, number: int, following: int) -> Callable[[bytes], bool]:
+        """Tells keys of a sealed partition that may come in one of those that follow it. One that another client has
+        put there may come in each of these."""
+        block = self._block_with(following) or self.current
+        others = {each for each in block.numbers if each != following and number in self.ancestors_of(each)}
+        return lambda key: block.partition_for(key) not in others
+
     @property
     def sealed_numbers(self) -> frozenset[int]:
         """The partitions that the server refuses messages for."""

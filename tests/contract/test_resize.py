@@ -285,6 +285,99 @@ async def test_a_key_that_waits_before_a_resize_delays_only_itself_with_several_
     assert ledger.handled == {**ledger.published, "hot": [*range(200)]}
 
 
+async def test_a_key_with_more_messages_than_are_kept_as_ids_delays_only_itself(make_broker: Make) -> None:
+    """The old partition is not read to its end. Keys that come only after the resize go on; one that has a message
+    there, behind those of the hot key, keeps its order."""
+    broker, outside = make_broker(partitions=1, prefetch=16, read_ahead=50), make_broker()
+    ledger, gate = Ledger(), anyio.Event()
+
+    async def handle(number: int, message: Message) -> None:
+        if message.key == "hot":
+            await gate.wait()
+        await ledger.handle(number, message)
+
+    broker.handler("orders", group="g", concurrency=16)(handle)
+    async with outside, broker, broker.running():
+        ledger.published["hot"] += range(300)
+        await outside.publish_many("orders", range(300), key=lambda _: "hot")
+        ledger.published["late"] += range(2)
+        await outside.publish("orders", 0, key="late")
+        await resized(outside, "orders", 4)
+        await outside.publish("orders", 1, key="late")
+        await ledger.publish(outside, range(20))
+        others = [f"k{n}" for n in range(8)]
+        await until(lambda: all(ledger.handled[key] == ledger.published[key] for key in others), "the others go on")
+        assert not ledger.handled["hot"]
+        assert not ledger.handled["late"]
+        gate.set()
+        await until(lambda: ledger.is_complete, "all is handled")
+    assert ledger.handled == ledger.published
+
+
+async def test_an_owner_that_keeps_fewer_ids_takes_over_what_the_last_one_had_and_goes_on_behind_it(
+    make_broker: Make,
+) -> None:
+    """It knows all keys of what is pending, so those that come after the resize go on."""
+    outside, ledger, gate = make_broker(), Ledger(), anyio.Event()
+
+    async def handle(number: int, message: Message) -> None:
+        if message.key == "hot":
+            await gate.wait()
+        await ledger.handle(number, message)
+
+    def member(read_ahead: int) -> Broker:
+        broker = make_broker(partitions=1, prefetch=16, read_ahead=read_ahead, stop_grace="100ms")
+        broker.handler("orders", group="g", concurrency=16)(handle)
+        return broker
+
+    async def is_full() -> bool:
+        (count, *_) = await ask(outside, "XPENDING", outside.keys.stream("orders", 0), "g")
+        return bool(count > 80)
+
+    first, second = member(80), member(50)
+    async with outside:
+        ledger.published["hot"] += range(300)
+        async with first, first.running():
+            await outside.publish_many("orders", range(300), key=lambda _: "hot")
+            await until(is_full, "it has as many as it keeps")
+            await resized(outside, "orders", 4)
+        async with second, second.running():
+            await ledger.publish(outside, range(20))
+            others = [f"k{n}" for n in range(8)]
+            await until(lambda: all(ledger.handled[key] == ledger.published[key] for key in others), "the others go on")
+            assert not ledger.handled["hot"]
+            gate.set()
+            await until(lambda: ledger.is_complete, "all is handled")
+    assert ledger.handled == ledger.published
+
+
+async def test_keys_of_a_name_whose_rate_is_used_up_before_a_resize_delay_only_themselves(make_broker: Make) -> None:
+    """Most of what waits for the rate is kept as ids, without keys. Keys that come after the resize go on, and one that
+    waits there keeps its order."""
+    broker, outside = make_broker(partitions=1, prefetch=8), make_broker()
+    handled, per_minute = defaultdict[str, list[int]](list), 30
+
+    @broker.handler("orders", group="g", concurrency=4, rate=Rate(per_minute, timedelta(minutes=1), by=name_before))
+    async def handle(number: int, message: Message) -> None:
+        handled[message.key or ""].append(number)
+
+    async with outside, broker, broker.running():
+        await outside.publish_many("orders", range(100), key=lambda number: f"slow-{number}")
+        await until(lambda: len(handled) == per_minute, "the rate is used up")
+        waits = next(key for key in (f"slow-{number}" for number in range(100)) if key not in handled)
+        await resized(outside, "orders", 4)
+        await outside.publish("orders", 100, key=waits)
+        await outside.publish_many("orders", range(20), key=lambda number: f"fast-{number % 4}")
+        expected = {f"fast-{n}": [*range(n, 20, 4)] for n in range(4)}
+        await until(lambda: {key: handled[key] for key in expected} == expected, "the others go on")
+        assert waits not in handled
+
+
+def name_before(message: Message) -> str:
+    """The name in a key such as `fast-3`."""
+    return (message.key or "").partition("-")[0]
+
+
 async def test_a_reset_over_a_resize_begins_with_what_was_published_before_it(make_broker: Make) -> None:
     """The new run handles each key in order, too, and so does a group that is made afterwards."""
     broker, outside, third = make_broker(partitions=2), make_broker(), make_broker()

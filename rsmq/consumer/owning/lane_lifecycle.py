@@ -7,13 +7,15 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
+from rsmq.consumer.owning.key_search import KeySearch
 from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.following import SeamQuestion, follow, is_settled, let_keys_go
+from rsmq.consumer.waiting.following import SeamQuestion, follow, is_settled, left_before, let_keys_go
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import KeyRate, key_rate_of
+from rsmq.consumer.waiting.seam import NOTHING, Left
 from rsmq.errors import BrokerError
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
@@ -41,6 +43,7 @@ class LaneLifecycle:
         leases: Leases,
         heartbeat: Heartbeat,
     ) -> None:
+        self._context = context
         self._client, self._keys = context.client, context.keys
         self._member = context.member
         self._lanes, self._stats = context.lanes, context.stats
@@ -48,6 +51,7 @@ class LaneLifecycle:
         self._queue = runner.queue
         self._settler = settler
         self._fetchers = fetchers
+        self._key_search = KeySearch(context, runner.queue, fetchers)
         self._leases = leases
         self._heartbeat = heartbeat
 
@@ -73,6 +77,14 @@ class LaneLifecycle:
         """Whether a lane may go on behind those that it follows."""
         return SeamQuestion(self._queue, self._lanes, lane)
 
+    async def left_before(self, lane: Lane, before: Sequence[Lane], *, is_read: bool) -> Left | None:
+        """What the partitions before a lane have left for it. None: that is not known yet. `is_read`: the server has
+        nothing more to read there."""
+        if is_read and not any(each.flows.named for each in before):
+            return NOTHING
+        found = await self._key_search.find(before, is_read=is_read)
+        return left_before(lane, before, found, self._context.topic.layout, is_read=is_read)
+
     def let_keys_go(self, lane: Lane) -> None:
         """Start what waits for keys that are free in the lanes before this one."""
         if let_keys_go(self._queue, self._lanes, lane):
@@ -84,6 +96,7 @@ class LaneLifecycle:
 
     def follow(self, lane: Lane) -> None:
         """The partitions before it are finished."""
+        self._key_search.forget()
         if follow(self._queue, self._lanes, lane):
             self._runner.wake_soon()
 

@@ -16,6 +16,7 @@ from rsmq.consumer.settling.settling_nodes import SettlingNodes
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import call_quotas
+from rsmq.consumer.waiting.seam import NOTHING
 from rsmq.errors import BrokerError, BrokerUnavailable, NotPermitted
 from rsmq.heartbeat.assignment import eligible
 from rsmq.heartbeat.heartbeat import Heartbeat
@@ -150,19 +151,31 @@ class Rebalancer:
             view.noted(await note_unfinished(*about, view.unfinished, families.note(now)))
 
     async def _go_on(self, lane: Lane) -> bool:
-        """Read a partition though those before it are not finished: all that these have left is known here, so it has
-        to wait only for the keys that are taken there. Returns whether it may be read from now on."""
-        if not lane.is_blocked:
+        """Read a partition though those before it are not finished: the keys of all that these have left are known
+        here, so it has to wait only for what is taken there. Returns whether it may be read from now on."""
+        is_open = not lane.is_blocked
+        if is_open:
             self._lifecycle.let_keys_go(lane)
+        if is_open and (lane.seam is None or not lane.seam.is_partial):
             return False
         question = self._lifecycle.question(lane)
-        if not question.is_worth_asking() or not await self._are_finished(lane.parents, is_read=True):
+        if not question.is_worth_asking():
+            return False
+        is_read = await self._are_finished(lane.parents, is_read=True)
+        if is_open and not is_read:
+            return False
+        left = NOTHING if is_open else await self._lifecycle.left_before(lane, question.before, is_read=is_read)
+        if left is None:
             return False
         with anyio.move_on_after(self._settings.presence_interval.total_seconds()) as patience:
             for each in question.before:
                 await self._fetchers.exclude(each.partition)  # what was read before the question is here now
+        if is_open:
+            if not patience.cancelled_caught:
+                question.complete()
+            return False
         await self._lifecycle.follow_rate(lane)
-        if patience.cancelled_caught or not question.answer():
+        if patience.cancelled_caught or not question.answer(left):
             return False
         log.debug("%r goes on behind the partitions before it", lane)
         return True

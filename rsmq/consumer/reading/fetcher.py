@@ -324,8 +324,9 @@ class Fetcher:
         """Take over a page of each lane where that is to be done. Returns whether there was one."""
         is_early, has_claimed = self._queue.in_flight <= FEW, False
         for lane in lanes:
-            may_claim = lane.is_recovering and self._queue.has_room(lane, self._lanes.values())
-            if not (may_claim and lane.lease.is_held()):
+            if not (lane.is_recovering and lane.lease.is_held()):
+                continue
+            if not self._queue.has_room(lane, self._lanes.values(), is_taking_over=True):
                 continue
             room, is_ahead = self._room(*self._queue.load(self._lanes.values(), self.band))
             if room > 0:

@@ -345,7 +345,7 @@ class Reclaimer:
         self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False, is_ahead: bool = False
     ) -> None:
         """Queue claimed entries, in order. What starts without another call must not be cancelled."""
-        if lane.followers and not lane.meets(entry_id for entry_id, *_ in entries):
+        if lane.followers and not lane.meets([entry_id for entry_id, *_ in entries]):
             return
         unseen = [] if is_retry else [entry_id for entry_id, *_ in entries if lane.recovery.is_unseen(entry_id)]
         marked = await self.cancellations.marked(lane, unseen)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.left_keys import LeftKeys
 from rsmq.consumer.waiting.limits import key_rate_of
 from rsmq.consumer.waiting.queue import Queue
-from rsmq.consumer.waiting.seam import has_unknown_keys, is_known
+from rsmq.consumer.waiting.seam import NOTHING, Left, has_unknown_keys, is_known
+from rsmq.model.layout import Layout
 
 
 class SeamQuestion:
@@ -28,18 +30,29 @@ class SeamQuestion:
             self._queue.unpack(each)
         return self._stands()
 
-    def answer(self) -> bool:
-        """The server has nothing more to read there, and what it had given before is here. Returns whether the lane may
-        be read now."""
+    def answer(self, left: Left = NOTHING) -> bool:
+        """The server has nothing more to read there but what is `left`, and what it had given before is here. Returns
+        whether the lane may be read now."""
         lane = self._lane
-        if not self._stands():
+        is_searched = all(each.partition in left.searched for each in self.before if each.flows.named)
+        if not (is_searched and self._stands()):
             return False
-        seam = lane.seam or lane.go_on(self.before)
-        if not seam.covers():  # a key came back: what runs here ends, and is taken over again behind it
+        seam = lane.seam or lane.go_on(self.before, left)
+        if not seam.covers(left):  # a key came back: what runs here ends, and is taken over again behind it
             lane.lease.lose()
             return False
-        seam.open(lane.recovery)
+        seam.open(lane.recovery, left)
         return not lane.is_blocked
+
+    def complete(self) -> None:
+        """The server has nothing more to read there, and all that was not read when the lane went on is here."""
+        seam = self._lane.seam
+        if seam is None or not self._stands():
+            return
+        if seam.covers():
+            seam.complete()
+        else:
+            self._lane.lease.lose()
 
     def _stands(self) -> bool:
         lane, queue = self._lane, self._queue
@@ -51,6 +64,26 @@ class SeamQuestion:
 
     def _now(self) -> list[int]:
         return [each.recovery.number for each in (self._lane, *self.before)]
+
+
+def left_before(
+    lane: Lane, before: Sequence[Lane], found: Iterable[LeftKeys], layout: Layout, *, is_read: bool
+) -> Left | None:
+    """What those before a lane have left for it, by what was `found` about them. None: of one of them it is not known.
+    `is_read`: the server has nothing more to read there."""
+    about = {each.lane: each for each in found if each.is_known}
+    needed = [each for each in before if not is_read or each.flows.named]
+    if any(each not in about for each in needed):
+        return None
+    keys, unread = set[bytes](), set[bytes]()
+    for each in needed:
+        named, may_come = each.flows.named, layout.keys_after(each.partition, lane.partition)
+        all_unread = about[each].unread
+        keys.update(filter(may_come, [key for key in {*all_unread, *about[each].waiting} if named.flow_of(key)]))
+        if not is_read:
+            unread.update(filter(may_come, all_unread))
+    given = {} if is_read else {each.partition: about[each].given for each in needed}
+    return Left(frozenset(each.partition for each in needed), frozenset(keys | unread), frozenset(unread), given)
 
 
 def let_keys_go(queue: Queue, lanes: Mapping[int, Lane], lane: Lane) -> int:

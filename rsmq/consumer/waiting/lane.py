@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from rsmq.consumer.waiting.flows import Flows
 from rsmq.consumer.waiting.key_windows import KeyWindows
 from rsmq.consumer.waiting.outgoing import Outgoing
 from rsmq.consumer.waiting.recovery import Recovery
-from rsmq.consumer.waiting.seam import Seam
+from rsmq.consumer.waiting.seam import NOTHING, Left, Seam
 from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.batch_member import ANY_GROUP, BatchMember
@@ -212,9 +212,9 @@ class Lane:
         self.lease.bind(())
         return keys
 
-    def go_on(self, before: Sequence[Lane]) -> Seam:
-        """All of the partitions before it is known here. The keys that are taken there are taken here, too."""
-        seam = self.seam = Seam(before)
+    def go_on(self, before: Sequence[Lane], left: Left = NOTHING) -> Seam:
+        """All keys of the partitions before it are known here. Those that are taken there are taken here, too."""
+        seam = self.seam = Seam(before, left)
         self.lease.bind([each.lease for each in before])
         for each in before:
             each.add_follower(self)
@@ -230,13 +230,18 @@ class Lane:
         """Whether it goes on behind another one."""
         return self.seam is not None and lane.partition in self.parents and self.lease.is_held()
 
-    def meets(self, entry_ids: Iterable[bytes]) -> bool:
+    def meets(self, entry_ids: Collection[bytes]) -> bool:
         """Whether what comes from the server may be handled. False: this lane is over, and so are those that go on
         behind it. A message was not known here when they did, and theirs of the same key may run."""
-        if self.in_flight.issuperset(entry_ids) or not any(each.follows(self) for each in self.followers):
+        new = [entry_id for entry_id in entry_ids if entry_id not in self.in_flight]
+        if not new or all(each.expects(self, new) for each in self.followers if each.follows(self)):
             return True
         self.lease.lose()
         return False
+
+    def expects(self, lane: Lane, entry_ids: Collection[bytes]) -> bool:
+        """Whether it goes on behind another lane and has waited for these messages of it."""
+        return self.seam is not None and self.seam.expects(lane, entry_ids)
 
     def wake(self) -> None:
         """Read on: what was handed back is taken over again."""

@@ -259,9 +259,11 @@ class Queue:
         ready = sum(len(each.entries) if type(each) is RawEntries else 1 for each in self.ready)
         return self._memory // 2 - ready if ready <= self._slots else 0
 
-    def has_room(self, lane: Lane, lanes: Collection[Lane]) -> bool:
-        """Whether a lane may read more: it is below its bound, and all of them below theirs, or it below its share."""
-        most, own = self._read_ahead, lane.flows.without_body
+    def has_room(self, lane: Lane, lanes: Collection[Lane], *, is_taking_over: bool = False) -> bool:
+        """Whether a lane may read more: it is below its bound, and all of them below theirs, or it below its share.
+        `is_taking_over`: what the last owner had, who may have kept more, has twice the room. While any of it is left,
+        the partitions that follow this one wait."""
+        most, own = (2 if is_taking_over else 1) * self._read_ahead, lane.flows.without_body
         if not own:
             return True
         is_below = sum(each.flows.without_body for each in lanes) < 10 * most
