@@ -15,10 +15,11 @@ from math import inf
 from typing import Any, Final
 
 from rsmq.consumer.waiting import following
-from rsmq.consumer.waiting.following import SeamQuestion, follow, let_keys_go
+from rsmq.consumer.waiting.following import SeamQuestion, follow, left_before, let_keys_go
 from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.left_keys import LeftKeys
 from rsmq.consumer.waiting.queue import Queue
-from rsmq.consumer.waiting.seam import Seam
+from rsmq.consumer.waiting.seam import NOTHING, Left, Seam
 from rsmq.heartbeat.lease import FollowingLease, Lease
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block, Layout
@@ -68,7 +69,8 @@ class Member:
         self.running: list[Message] = []
         self.parked: list[Message] = []
         self.replies: dict[int, tuple[Lane, int]] = {}
-        self.questions: dict[int, SeamQuestion] = {}
+        self.questions: dict[int, tuple[SeamQuestion, Left | None]] = {}
+        self.found: dict[int, LeftKeys] = {}
         self.late: set[int] = set()  # partitions whose connection has ended, which was not seen yet
 
 
@@ -84,6 +86,8 @@ class SeamScenario:
     """Messages with another key."""
     is_short: bool = True
     """Searched in `make test`, too."""
+    room: int = 100
+    """So many messages of a partition are given before one of them is settled: what is beyond that is not read."""
     memory: int = 100
     """For how many messages there is room: while it is full, what waits for a retry leaves its body."""
 
@@ -172,7 +176,8 @@ class SeamWorld:
         lanes = {
             number: (
                 lane.lease.is_held(), lane.recovery.is_over, lane.is_quiet, bool(lane.parents), lane.is_blocked,
-                lane.seam is not None and (lane.seam.keys, lane.seam.settling), frozenset(lane.in_flight),
+                lane.seam is not None and (lane.seam.keys, lane.seam.settling, lane.seam.is_partial),
+                frozenset(lane.in_flight),
                 tuple(lane.done), str(lane.settling), bool(lane.followers),
                 tuple((key, tuple(each.entry_id for each in flow)) for key, flow in lane.flows.waiting.items()),
                 frozenset(lane.flows.emptied), frozenset(lane.flows.bodies_wanted),
@@ -180,11 +185,15 @@ class SeamWorld:
             for number, lane in member.lanes.items()
         }  # fmt: skip
         ready = tuple(self._named(each) for each in member.queue.ready)
-        asked = tuple((number, each.is_worth_asking()) for number, each in member.questions.items())
+        asked = tuple(
+            (number, each.is_worth_asking(), left is not None and (left.keys, left.unread, str(left.given)))
+            for number, (each, left) in member.questions.items()
+        )
+        found = tuple((number, each.given) for number, each in member.found.items() if each.counts)
         return (
             tuple(sorted(lanes.items())), ready, tuple(map(self._named, member.running)),
             tuple(map(self._named, member.parked)), tuple((n, i, lane.lease.is_held()) for n, (lane, i) in
-            member.replies.items()), asked, frozenset(member.late),
+            member.replies.items()), asked, found, frozenset(member.late),
         )  # fmt: skip
 
     @staticmethod
@@ -239,14 +248,15 @@ class SeamWorld:
             )
         elif lane.is_recovering:
             yield f"{name} takes over {number}", lambda: self._recover(member, partition, lane)
-        elif lane.is_readable and not partition.is_read and number not in member.replies:
+        elif lane.is_readable and not partition.is_read and number not in member.replies and self._has_room(partition):
             yield f"{name} reads {number}", lambda: self._read(member, number)
         if lane.parents:
             before = [self._server[each] for each in lane.parents]
             is_finished = all(each.is_read and not each.pending for each in before)
             if is_finished and following.is_settled(member.lanes, lane):
                 yield f"{number} follows", lambda: self._follow(member, lane)
-            if lane.is_blocked and number not in member.questions:
+            is_partial = lane.seam is not None and lane.seam.is_partial and all(each.is_read for each in before)
+            if (lane.is_blocked or is_partial) and number not in member.questions:
                 yield f"{name} asks for {number}", lambda: self._ask(member, lane)
             if number in member.questions and not member.late.union(member.replies).intersection(lane.parents):
                 # the fetchers of these have answered since the question
@@ -274,6 +284,9 @@ class SeamWorld:
             yield f"the server forgets what is settled in {number}", lambda: self._forget(number)
             if not lane.in_flight and number not in member.replies:
                 yield f"the server forgets what was given of {number}", lambda: self._forget(number, given=0)
+
+    def _has_room(self, partition: Partition) -> bool:
+        return len(partition.pending) < self._scenario.room
 
     def _is_behind(self, member: Member) -> bool:
         """Whether a member has all partitions, and those that follow others do not count as finished: a failover with a
@@ -347,12 +360,36 @@ class SeamWorld:
                     lane.put_back_done(ids)
 
     def _ask(self, member: Member, lane: Lane) -> None:
+        """The answer comes later. None of what is left: all that was not read is here by then."""
         question = SeamQuestion(member.queue, member.lanes, lane)
-        if question.is_worth_asking() and all(self._server[each].is_read for each in lane.parents):
-            member.questions[lane.partition] = question
+        if not question.is_worth_asking():
+            return
+        is_read = all(self._server[each].is_read for each in lane.parents)
+        if not lane.is_blocked:
+            member.questions[lane.partition] = question, None
+            return
+        if not is_read and not member.late.union(member.replies).intersection(lane.parents):
+            for each in question.before:
+                self._search_keys(member, each)
+        left = NOTHING if is_read else left_before(lane, question.before, member.found.values(), LAYOUT, is_read=False)
+        if left is not None:
+            member.questions[lane.partition] = question, left
+
+    def _search_keys(self, member: Member, lane: Lane) -> None:
+        known, partition = member.found.get(lane.partition), self._server[lane.partition]
+        if (known is None or known.lane is not lane or not known.counts) and not self._has_room(partition):
+            given = partition.messages[partition.given - 1] if partition.given else 0
+            found = member.found[lane.partition] = LeftKeys(lane, b"%d-0" % given, 100)
+            unread = [self._message(lane, each) for each in partition.messages[partition.given :]]
+            found.add([(each.entry_id, [b"data", b"x", b"key", each.routing_key or b""]) for each in unread])
+            found.add([])
 
     def _answer(self, member: Member, number: int) -> None:
-        member.questions.pop(number).answer()
+        question, left = member.questions.pop(number)
+        if left is None:
+            question.complete()
+        else:
+            question.answer(left)
 
     def _let_go(self, member: Member, lane: Lane) -> None:
         let_keys_go(member.queue, member.lanes, lane)
@@ -472,7 +509,22 @@ EMPTY: Final = SeamScenario("seam: three generations, one is empty", {0: ((1,), 
 HANDED_BACK: Final = SeamScenario("seam: what is before is handed back and kept", TWO, faults={"handover": 1})
 DELETED: Final = SeamScenario("seam: the consumer of what is before is deleted", TWO, faults={"consumer": 1})
 FORGETS: Final = SeamScenario("seam: a failover with a loss", TWO, faults={"loss": 1}, is_short=False)
-SEAM_SCENARIOS: Final = (FOLLOWS, PARKED, FULL, OTHERS, DIES, LOSES, GENERATIONS, EMPTY, HANDED_BACK, DELETED, FORGETS)
+UNREAD: Final = SeamScenario(
+    "seam: what is before is not read to its end", {0: ((1, 2), ()), 1: ((3, 4), (0,))}, others=frozenset({2, 4}),
+    room=1,
+)  # fmt: skip
+UNREAD_CUT: Final = SeamScenario(
+    "seam: the same, and a connection is lost", {0: ((1, 2), ()), 1: ((4,), (0,))}, faults={"connection": 1},
+    others=frozenset({2, 4}), room=1, is_short=False,
+)  # fmt: skip
+UNREAD_FORGOTTEN: Final = SeamScenario(
+    "seam: the same, and a failover with a loss", {0: ((1, 2), ()), 1: ((4,), (0,))}, faults={"loss": 1},
+    others=frozenset({2, 4}), room=1, is_short=False,
+)  # fmt: skip
+SEAM_SCENARIOS: Final = (
+    FOLLOWS, PARKED, FULL, OTHERS, DIES, LOSES, GENERATIONS, EMPTY, HANDED_BACK, DELETED, FORGETS, UNREAD, UNREAD_CUT,
+    UNREAD_FORGOTTEN,
+)  # fmt: skip
 SEAM_EDITS: Final = (
     Edit("only the partition before is asked", EMPTY, Layout, "ancestors_of", "block = parent", "block = None"),
     Edit(
@@ -505,6 +557,10 @@ SEAM_EDITS: Final = (
     Edit(
         "what the server has forgotten as pending, and runs here, counts as finished", DELETED, following, "is_settled",
         "before.in_flight or before.flows.far", "False",
+    ),
+    Edit(
+        "a key that is not read yet counts as free", UNREAD, Seam, "_is_taken",
+        "if key in self._unread:", "if False:",
     ),
     Edit("keys that are taken before it count as free", OTHERS, Lane, "go_on", "self.flows.take_before(key)", "pass"),
     Edit(
