@@ -147,7 +147,7 @@ def main() -> None:
             url = stack.enter_context(ThrowawayServer()).url
         if chosen.hot:
             read, waits = asyncio.run(behind_hot_key(url, chosen.hot))
-            print(f"{chosen.hot} messages of one key are published, and read or not, in {read:.1f} s; 2 to 12 partitions")
+            print(f"{chosen.hot} messages of one key wait, read in {read:.1f} s as far as they may; 2 to 12 partitions")
             print(f"messages of other keys: {percentiles(waits)}")
             return
         spawn = multiprocessing.get_context("spawn")
