@@ -29,7 +29,9 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
         "history|clock", "failures|clock", "trace|clock", "served|clock", "added|clock",
     ),
     "relayed": ("rows|db", "turn|db"),
-    "lease": ("owner", "epoch", "until_ms", "reader", "before", "ttl", "clock", "starts", "call", "run"),
+    "lease": (
+        "owner", "epoch", "until_ms", "reader", "before", "ttl", "clock", "waits_clock", "starts", "call", "run",
+    ),
     "errors": ("ID", "ID|past", "ID|due"),
     "calls": ("c-1",),
     "steps": ("ID", "ID|charge", "ID|share"),

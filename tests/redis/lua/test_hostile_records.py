@@ -27,6 +27,7 @@ from rsmq.redis.scripts import (
     ADD_LETTERS,
     COUNT_REMOVED,
     FORGET_NAMES,
+    KEEP_WAITS,
     LEAD_SCHEDULE,
     LEAD_WORK,
     PUBLISH_MARKED,
@@ -42,7 +43,7 @@ from rsmq.redis.scripts import (
     TRIM_PARTITION,
 )
 from tests.persistence.conftest import WEEK_MS, Inbox
-from tests.redis.lua.test_settle import ME, Partition
+from tests.redis.lua.test_settle import EPOCH, GROUP, ME, Partition
 from tests.worker.test_retention import pack_record
 
 SPOILED: Final = [b"", b"word", b"\xff\xfe\x80", b"\x94\x01", b"\x81\xa1a\x01", b"9" * 400, b"x" * 100_000]
@@ -128,6 +129,17 @@ async def test_a_clock_that_is_no_time_stops_no_retry(partition: Partition, cloc
     assert (await partition.unpark())[0] == b"OK"
     assert await partition.parked() == parked
     assert abs(int(await partition.call("HGET", partition.lease, "clock")) - await partition.now_ms()) < 60_000
+
+
+@pytest.mark.parametrize("clock", [*SPOILED, b"inf", b"nan", b"1e300"])
+async def test_a_clock_that_is_no_time_moves_nothing_that_waits_for_a_time(partition: Partition, clock: bytes) -> None:
+    """The field of the lease is written anew."""
+    (entry_id,) = await partition.deliver(1)
+    keys, due = (partition.lease, f"{partition.stream}:{GROUP}:waits"), 4_000_000_000_000
+    await partition.call("HSET", partition.lease, "waits_clock", clock)
+    assert (await KEEP_WAITS(partition.client, keys, (ME, EPOCH, 10, 0, entry_id, due)))[0] == b"OK"
+    assert int(await partition.call("ZSCORE", keys[1], entry_id)) == due
+    assert abs(int(await partition.call("HGET", partition.lease, "waits_clock")) - await partition.now_ms()) < 60_000
 
 
 # -- retention --------------------------------------------------------------------------------------------------------

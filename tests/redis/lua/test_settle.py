@@ -101,9 +101,10 @@ class Partition:
         keys = [self.stream, self.lease, self.retry]
         return (await SETTLE_MESSAGES(self.client, keys, [ME, GROUP, epoch, len(ids), 0, *ids]))[0]
 
-    async def start(self, entry_id: bytes, attempts: int, epoch: str = EPOCH) -> Any:
+    async def start(self, entry_id: bytes, attempts: int, epoch: str = EPOCH, *, must_be_due: bool = False) -> Any:
         keys = [self.stream, self.lease, self.retry, self.cancels, self.cancelled]
-        return await START_MESSAGE(self.client, keys, [ME, epoch, GROUP, entry_id, attempts])
+        args = [ME, epoch, GROUP, entry_id, attempts, int(must_be_due)]
+        return await START_MESSAGE(self.client, keys, args)
 
     async def park(
         self,
@@ -304,6 +305,38 @@ async def test_start_of_a_message_no_longer_pending_restores_it_for_its_owner(pa
         assert await partition.start(entry_id, 1, SHARED) == [b"NOT_PENDING"]
         assert await partition.start(entry_id, 1) == [b"OK"]
     assert (await partition.pending(), await partition.parked()) == ({first: (ME, 2), waits: (ME, 2)}, {})
+
+
+async def test_start_that_must_be_due_is_refused_until_then(partition: Partition) -> None:
+    """The owner has no timer for it. What has a timer starts by that."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.park(entry_id, 1, 3_600_000, keep=True)
+    for _ in range(2):
+        word, wait_ms = await partition.start(entry_id, 1, must_be_due=True)
+        assert word == b"NOT_DUE"
+        assert 3_000_000 < wait_ms <= 3_600_000
+    assert await partition.pending() == {entry_id: (ME, 1)}
+    assert list(await partition.parked()) == [entry_id + b"|1"]
+    await partition.call("ZADD", partition.retry, 5, entry_id + b"|1")
+    assert await partition.start(entry_id, 1, must_be_due=True) == [b"OK"]
+    assert (await partition.pending(), await partition.parked()) == ({entry_id: (ME, 2)}, {})
+
+
+async def test_start_that_must_be_due_follows_a_clock_that_was_set_back(partition: Partition) -> None:
+    """By an hour, since the message was parked for a second."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.park(entry_id, 1, 1000 + 3_600_000, keep=True)
+    seen = int(await partition.call("HGET", partition.lease, "clock"))
+    await partition.call("HSET", partition.lease, "clock", seen + 3_600_000)
+    reply = await partition.start(entry_id, 1, must_be_due=True)
+    assert reply == [b"OK"] or reply[1] <= 1000
+
+
+async def test_start_that_must_be_due_gives_a_wait_that_is_a_number(partition: Partition) -> None:
+    """Another client has written that it is never due."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.call("ZADD", partition.retry, "+inf", entry_id + b"|1")
+    assert await partition.start(entry_id, 1, must_be_due=True) == [b"NOT_DUE", 10**15]
 
 
 @pytest.mark.parametrize("epoch", [EPOCH, SHARED])

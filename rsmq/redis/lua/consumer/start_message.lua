@@ -29,7 +29,7 @@ local parked = ARGV[4] .. '|' .. (row and row[4] or ARGV[5])
 if ARGV[6] == '1' and redis.call('ZSCORE', KEYS[3], parked) then
   local now = follow_clock(KEYS[2], KEYS[3])
   local wait = redis.call('ZSCORE', KEYS[3], parked) - now
-  if wait > 0 then return { 'NOT_DUE', math.ceil(wait) } end
+  if wait > 0 then return { 'NOT_DUE', math.ceil(math.min(wait, 1e15)) } end
 end
 redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
 redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5], parked)
