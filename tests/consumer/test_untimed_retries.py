@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ from rsmq import Broker, Message, Retry, Settings
 from rsmq.redis.client.connector import Client
 from tests.patience import until
 
-HOUR = 3600.0
+HOUR = timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ async def test_retry_behind_an_unsettled_message_waits_until_it_is_due(
             await until(count_parked, "the second one waits for its retry")
         await publisher.publish("orders", {"n": 3}, key="k")
         if is_moved:
-            await publisher.reschedule(second, delay=f"{2 * HOUR:.0f}s")
+            await publisher.reschedule(second, delay=2 * HOUR)
         stream = publisher.keys.stream("orders", 0)
         ((first, _),) = await client.execute_command("XRANGE", stream, "-", "+", "COUNT", 1)
         again = ("RETRYCOUNT", 1, "FORCE", "JUSTID")
