@@ -87,6 +87,8 @@ class BatchOptions:
         """Raises ConfigError."""
         check_batch_name(name)
         check_name("group", group)
+        if not isinstance(resume, bool):
+            raise ConfigError(f"resume={resume!r} is not possible for a batch: write resume=True, or leave it out")
         for topic in (on_complete, on_success):
             if topic is not None:
                 check_name("topic", topic)
@@ -133,11 +135,14 @@ class OpenBatch:
         self._stored: dict[str, set[int]] = {}
         """Numbers of members, by block."""
         self._on_way = 0
+        """Calls of `publish` that have not ended, from their first step on: the close waits for them."""
         self._arrived = asyncio.Event()
         """Set when no publish is on its way, while the batch closes."""
         self._unknown: dict[str, MemberOnWay] = {}
         """Members whose publish ended without an answer, or was cancelled, by their id: their numbers stay theirs."""
         self._is_open = False
+        self._is_closing = False
+        """It waits for the calls that have begun, and takes no others: they would come behind what it closes with."""
 
     async def __aenter__(self) -> Self:
         """Open it. Raises BatchExists, BatchEnded (nothing to resume), ConfigError, BrokerUnavailable."""
@@ -155,19 +160,30 @@ class OpenBatch:
             raise BatchEnded(self.name)
         self.id = text(rest[0])
         if options.resume:
-            await self._check_group()
+            await self._check_resumed()
         self._numbers = Numbers(self.id, options.group, is_direct=not self._client.is_cluster)
         self._is_open = True
         return self
 
-    async def _check_group(self) -> None:
-        """Members of another group would be counted there, and not be cancelled with the batch. Raises ConfigError."""
-        found = await self._client.execute_command("HGET", self._keys.batch_state(self.id), "group")
-        if found is not None and text(found) != self._options.group:
+    async def _check_resumed(self) -> None:
+        """Members of another group would be counted there, and not be cancelled with the batch; a topic that it was not
+        opened with would get no callback. Raises ConfigError."""
+        options = self._options
+        names = ("group", "on_complete", "on_success")
+        values = await self._client.execute_command("HMGET", self._keys.batch_state(self.id), *names)
+        group, *targets = ("" if value is None else text(value) for value in values)
+        if group and group != options.group:
             raise ConfigError(
-                f"batch {self.name!r} was opened with group={text(found)!r}: resume it with the same, "
-                f"not with {self._options.group!r}"
+                f"batch {self.name!r} was opened with group={group!r}: resume it with the same, not with "
+                f"{options.group!r}"
             )
+        for which, target, topic in zip(names[1:], targets, (options.on_complete, options.on_success), strict=True):
+            known = target.rpartition(":{")[2].rpartition(".")[0] or None
+            if topic is not None and topic != known:
+                raise ConfigError(
+                    f"batch {self.name!r} was opened with {which}={known!r}: resume it with the same, not with "
+                    f"{topic!r}, or give the batch another name"
+                )
 
     async def _callback(self, topic: str) -> str:
         """Where a callback goes: `d` and a stream, or on a cluster, where a worker publishes it, `o` and the stream."""
@@ -198,34 +214,36 @@ class OpenBatch:
         stored once until the batch expires; `resume=True` needs one for each. Raises what `broker.publish` raises, and
         BatchEnded.
         """
-        if not self._is_open:
+        if not self._is_open or self._is_closing:
             raise ConfigError(
-                f"batch {self.name!r} is not open: publish inside `async with broker.batch(...) as batch:`"
+                f"batch {self.name!r} is not open: publish inside `async with broker.batch(...) as batch:`, and await "
+                f"each publish there"
             )
         has_options = self._options.resume or not options.keys() <= ONLY_KEY
         given = self._check(options) if has_options else None
-        if topic not in self._admitted or self._waiting:
-            await self._admit(topic)
-        if given is not None and (unknown := self._unknown.pop(given, None)) is not None:
-            return await self._store(unknown.output, is_again=True)
-        member = self._numbers.next()
-        on_way = None if has_options else self._producer.add_member(topic, payload, options.get("key"), member)
-        if on_way is None:
-            return await self._store(await self._producer.output(topic, payload, **options, member=member))
-        self._on_way += 1  # from here on as `_store` does, without a call for each member
+        self._on_way += 1
         try:
-            await on_way
-        except BaseException as error:
-            self._failed(on_way, error)
-            raise
+            if topic not in self._admitted or self._waiting:
+                await self._admit(topic)
+            if given is not None and (unknown := self._unknown.pop(given, None)) is not None:
+                return await self._store(unknown.output, is_again=True)
+            member = self._numbers.next()
+            on_way = None if has_options else self._producer.add_member(topic, payload, options.get("key"), member)
+            if on_way is None:
+                return await self._store(await self._producer.output(topic, payload, **options, member=member))
+            try:  # as `_store` does, without a call for each member
+                await on_way
+            except BaseException as error:
+                self._failed(on_way, error)
+                raise
+            self._page.append(member)
+            if len(self._page) >= PAGE:
+                await self._tell_page()
+            return on_way.ref
         finally:
             self._on_way -= 1
             if not self._on_way:
                 self._arrived.set()
-        self._page.append(member)
-        if len(self._page) >= PAGE:
-            await self._tell_page()
-        return on_way.ref
 
     def _check(self, options: OutputOptions) -> str | None:
         """The id that was given for a member. Raises ConfigError."""
@@ -273,16 +291,11 @@ class OpenBatch:
     async def _store(self, output: Output, *, is_again: bool = False) -> MessageRef:
         """Store a member with options, and note it for the next page. Returns its ref."""
         on_way = self._producer.add_output(output, self._lifetime_ms, is_again=is_again)
-        self._on_way += 1
         try:
             await on_way
         except BaseException as error:
             self._failed(on_way, error)
             raise
-        finally:
-            self._on_way -= 1
-            if not self._on_way:
-                self._arrived.set()
         await self._note(on_way)
         return on_way.answered
 
@@ -330,6 +343,13 @@ class OpenBatch:
         """
         if not self._is_open:
             return
+        self._is_closing = True
+        try:
+            await self._close()
+        finally:
+            self._is_closing = False
+
+    async def _close(self) -> None:
         while self._on_way:
             self._arrived.clear()
             await self._arrived.wait()

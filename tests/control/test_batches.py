@@ -247,6 +247,45 @@ async def test_a_cancelled_batch_takes_no_more_members(broker: Broker) -> None:
     assert len(calls.all) <= 2
 
 
+async def test_batch_cancelled_before_its_close_is_no_success(broker: Broker) -> None:
+    """Its publisher has told of no member, so none is counted when it calls; those that are counted later change
+    nothing."""
+    calls, go_on = Callbacks(broker), asyncio.Event()
+
+    async def call(message: Message) -> None:
+        await go_on.wait()
+
+    serve(broker, call)
+    async with broker.running():
+        with pytest.raises(BatchEnded):
+            async with opened(broker) as batch:
+                await batch.publish("sms", "1", key="k")
+                await broker.cancel_batch("campaign")
+        await calls.come("complete")
+        go_on.set()
+        await settled(broker, "sms")
+        assert (await status(broker)).state == "complete"
+    assert calls.states == ["complete"]
+
+
+async def test_publish_that_has_begun_before_the_close_counts(broker: Broker) -> None:
+    """The close waits for it, whichever step it has come to; a call that begins later is refused."""
+    calls = Callbacks(broker)
+    serve(broker, works)
+    async with broker.running():
+        async with opened(broker) as batch:
+            begun = [asyncio.create_task(batch.publish("sms", str(number))) for number in range(3)]
+            await asyncio.sleep(0)  # they ask the server for the topic
+            late = [asyncio.create_task(batch.publish("sms", "late")) for _ in range(3)]
+        await asyncio.gather(*begun)
+        for each in await asyncio.gather(*late, return_exceptions=True):
+            assert isinstance(each, ConfigError)
+            assert "is not open" in str(each)
+        await calls.come("complete", "success")
+        assert await stored(broker) == 3
+    assert numbers(calls.all[0]) == [3, 3, 0, 0, 0, 0]
+
+
 async def test_a_handler_of_a_cancelled_batch_adds_no_more_members(broker: Broker) -> None:
     """Its error names the batch as its publisher did."""
     calls, told, may_add = Callbacks(broker), list[str](), asyncio.Event()
@@ -469,6 +508,23 @@ async def test_a_batch_is_resumed_with_its_group(broker: Broker) -> None:
             await opened(broker, group="other", resume=True).__aenter__()
 
 
+async def test_batch_is_resumed_with_its_callbacks(broker: Broker) -> None:
+    """A topic that it was not opened with would never hear of it. Left out, its callbacks stay."""
+    calls = Callbacks(broker)
+    serve(broker, works)
+    async with broker.running():
+        with pytest.raises(KeyError):
+            async with opened(broker, on_success=None):
+                raise KeyError("the publisher fails")
+        with pytest.raises(ConfigError, match="opened with on_success=None"):
+            await opened(broker, resume=True).__aenter__()
+        with pytest.raises(ConfigError, match="opened with on_complete='reports'"):
+            await opened(broker, on_complete="successes", on_success=None, resume=True).__aenter__()
+        async with broker.batch("campaign", group="sender", resume=True) as batch:
+            await batch.publish("sms", "1", message_id="1")
+        await calls.come("complete")
+
+
 async def test_an_unknown_publish_is_ended_by_the_close(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps its member, so it is complete when the message has left, and not before."""
     calls = Callbacks(broker)
@@ -543,6 +599,8 @@ async def test_what_a_batch_cannot_do_is_refused(broker: Broker) -> None:
             opened(broker, "")
         with pytest.raises(ConfigError, match="more than 0"):
             opened(broker, expires="0s")
+        with pytest.raises(ConfigError, match="resume='yes'"):
+            opened(broker, resume="yes")
         await broker.topics.ensure("small")
         async with opened(broker) as batch:
             with pytest.raises(ConfigError, match="has no group 'sender'"):

@@ -186,6 +186,8 @@ class BatchMoves:
             return f"callbacks come twice: {said}"
         for each in said[len(before.server.callbacks) :]:
             stored = [number for number, end in enumerate(world.members) if end]
+            if each[0] == "success" and world.truth.is_cancelled and dict(world.server.fields).get("closed") == "":
+                return f"the callback {each} comes of a batch that was cancelled before its close"
             if world.truth.is_cancelled:  # what its publisher had not told of is none of its members any more
                 continue
             if each[0] == "complete" and (not world.truth.ended.issuperset(stored) or each[1] < len(stored)):

@@ -1,9 +1,10 @@
--- sends the callbacks of a batch that is complete, or whose time is over (`is_over`): each of them once. On one server
--- the message is stored here, in the step that finds it complete; on a cluster, and where that fails, it waits as
+-- sends the callbacks of a batch that is complete, or whose time is over (`is_over`): each of them once. One that was
+-- cancelled before its publisher has closed it is no success: not all of its members are counted. On one server the
+-- message is stored here, in the step that finds it complete; on a cluster, and where that fails, it waits as
 -- `pending|...` for a worker (end_batches). `keys`: of the batch, by count_batch or its callers
 local function fire_batch(keys, is_over)
   local found = redis.call('HMGET', keys.state, 'closed', 'total', 'done', 'failed', 'cancelled', 'expired', 'ended_ms',
-    'succeeded_ms', 'name', 'opened_ms', 'keep_ms')
+    'succeeded_ms', 'name', 'opened_ms', 'keep_ms', 'cancelled_ms')
   if not found[1] and not is_over then return end
   local total, done, failed, cancelled, expired = unpack(found, 2, 6)
   total, done, failed = tonumber(total or 0), tonumber(done or 0), tonumber(failed or 0)
@@ -20,7 +21,10 @@ local function fire_batch(keys, is_over)
   if (is_complete or is_over) and not found[7] then
     calls[1] = { 'on_complete', is_complete and 'complete' or 'abandoned', 'ended_ms' }
   end
-  if is_complete and done == total and not found[8] then calls[#calls + 1] = { 'on_success', 'success', 'succeeded_ms' } end
+  local is_cut = found[12] and found[1] == ''
+  if is_complete and done == total and not is_cut and not found[8] then
+    calls[#calls + 1] = { 'on_success', 'success', 'succeeded_ms' }
+  end
   for _, call in ipairs(calls) do
     local how, stream = (redis.call('HGET', keys.state, call[1]) or ''):match('^(%a)(.*)$')
     local data = string.format('{"batch":%s,"id":"%s","total":%.0f,"done":%.0f,"failed":%.0f,"cancelled":%.0f,'
