@@ -14,7 +14,7 @@ from rsmq.heartbeat.circles import targets_of
 from rsmq.heartbeat.membership import UNREADABLE, read_numbers
 from rsmq.model.call_counts import CallCounts, is_count
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
-from rsmq.model.held_name import HeldName, read_holds
+from rsmq.model.held_name import HeldName, read_holds, still_held
 from rsmq.model.layout import Layout, plain_distribution
 from rsmq.model.member import read_info
 from rsmq.model.record import text, whole
@@ -347,13 +347,13 @@ def most_owners(shares: Sequence[GroupPartition], bands: Sequence[BandState]) ->
 
 def group_state(topic: Topic, name: str, about: Row, shares: Sequence[GroupPartition]) -> GroupState:
     """From MEASURE_MEMBERS and the partitions."""
-    _, distribution, paused, holds, *members = about
+    now_ms, distribution, paused, holds, *members = about
     return GroupState(
         topic=topic.name,
         name=name,
         distribution=plain_distribution(text(distribution)),
         is_paused=paused == b"1",
-        holds=read_holds(holds),
+        holds=still_held(read_holds(holds), int(now_ms)),
         members=tuple(sorted(member.decode(errors="replace") for member in members[::4])),
         unread=sum(share.unread for share in shares),
         is_unread_exact=all(share.is_unread_exact for share in shares),

@@ -17,6 +17,8 @@ EVERYTHING: Final = ""
 """The name of all messages of a group."""
 MOST_HELD: Final = 1000
 """Names that a group can hold at once."""
+UNTRIED_MS: Final = 24 * 60 * 60 * 1000
+"""How long what a breaker holds waits for the message that tries it; `hold_name.lua` has the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ def read_holds(text: bytes | None) -> tuple[HeldName, ...]:
             kind = each[2] if each[2] in get_args(HoldKind) else "command"
             found.append(HeldName(name, int(each[0]), int(each[1]), cast("HoldKind", kind)))
     return tuple(sorted(found, key=lambda held: held.name))
+
+
+def still_held(holds: Sequence[HeldName], now_ms: int) -> tuple[HeldName, ...]:
+    """Those that hold something now: the server keeps one that is over until the next call. What a breaker holds, it
+    holds until a call has succeeded, at most for a day."""
+    return tuple(each for each in holds if each.until_ms + (UNTRIED_MS if each.kind == "breaker" else 0) > now_ms)
 
 
 def _is_time(value: object) -> bool:

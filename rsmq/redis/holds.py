@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from rsmq.errors import ConfigError
-from rsmq.model.held_name import MOST_HELD, HeldName, HoldKind, bounded_name, read_holds
+from rsmq.model.held_name import MOST_HELD, HeldName, HoldKind, bounded_name, read_holds, still_held
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
+from rsmq.redis.outboxes import server_ms
 from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import HOLD_NAME, OK
+from rsmq.redis.streams import ask_all
 
 Change = Literal["set", "longer", "probe", "end"]
 
@@ -39,5 +41,6 @@ async def hold_name(
 
 
 async def holds_of(client: Client, keys: Keys, topic: str, group: str) -> tuple[HeldName, ...]:
-    """What a group holds."""
-    return read_holds(await client.execute_command("HGET", keys.group(topic, group), "holds"))
+    """What a group holds now, by the server's clock."""
+    time, found = await ask_all(client, [("TIME",), ("HGET", keys.group(topic, group), "holds")])
+    return still_held(read_holds(found), server_ms(time))

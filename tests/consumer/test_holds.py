@@ -14,6 +14,7 @@ from tenacity import wait_fixed
 from rsmq import Breaker, Broker, Concurrency, ConfigError, Hold, Message, Rate, Reject, RetryPolicy, Settings
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.handler import build_handler
+from rsmq.inspector import Inspector
 from rsmq.model.clock import monotonic
 from rsmq.redis.holds import hold_name
 from rsmq.testing.proxy import Proxy
@@ -181,6 +182,25 @@ async def test_everything_of_a_group_is_held_by_a_command(make: Make) -> None:
             await broker.end_hold("t", None)
             await until(lambda: len(called.calls) == 4, "they start")  # noqa: B023
             await settled(broker, "t")
+
+
+async def test_hold_that_is_over_is_shown_no_more(make: Make) -> None:
+    """The server keeps it until the next call: what operators see has no end that is past, but what a breaker holds
+    waits for its try."""
+    broker = make(Provider(), rate=Rate(1000, per="1s", by=provider), breaker=Breaker(failures=9, hold="1s"))
+    async with broker.running():
+        await broker.hold("t", "c", "1h")
+        await hold_name(broker.client, broker.keys, "t", "g", "b", 1, "breaker")
+        await broker.hold("t", "a", "1ms")
+
+        async def shown() -> bool:
+            return [each.held.name for each in await broker.holds("t")] == ["b", "c"]
+
+        await until(shown, "the list has what is held")
+        (state,) = await Inspector(broker.client, broker.keys, broker.settings).groups("t")
+        assert [each.name for each in state.holds] == ["b", "c"]
+        assert await broker.end_hold("t", "a") == 0
+        assert await broker.end_hold("t", "c") == 1
 
 
 async def test_hold_in_a_handler_without_limits_holds_its_message_alone(make: Make) -> None:
