@@ -42,7 +42,7 @@ class Commands(ABC):
     @property
     def schedules(self) -> control.Schedules:
         """The schedules: publish one now, pause it, give it another rule; add some that no code has."""
-        return control.Schedules(self.client, self.keys, self.topics, self.encoding)
+        return control.Schedules(self.client, self.keys, self.topics, self.encoding, self.settings.payload_limit)
 
     async def look(
         self, message: MessageRef | str, *, topic: str | None = None, key: str | None = None

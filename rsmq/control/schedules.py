@@ -15,7 +15,9 @@ from rsmq.model.duration import Duration
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.message import encode_payload
+from rsmq.model.publish_options import check_size
 from rsmq.model.record import whole
+from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topic, Topics, lookup_topic
@@ -52,8 +54,16 @@ def entry_of(topic: str, name: str, key: str | None) -> str:
 class Schedules:
     """The schedules of all topics, as operators change them. A worker follows within a third of a lease (2 s)."""
 
-    def __init__(self, client: Client, keys: Keys, topics: Topics, encoding: Encoding = NO_CODECS) -> None:
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        topics: Topics,
+        encoding: Encoding = NO_CODECS,
+        payload_limit: int = Settings.payload_limit,
+    ) -> None:
         """`encoding` compresses and encrypts the payloads of schedules that are added."""
+        self._limit = payload_limit
         self._client = client
         self._encoding = encoding
         self._keys = keys
@@ -114,12 +124,19 @@ class Schedules:
 
         Options and rules are those of `every`. Any worker under this prefix publishes it. With another rule it begins
         now. The payload is stored as the codecs of this broker encode it: a worker that has its key decodes it at each
-        tick, and publishes as its own broker does. Raises ConfigError if the code of a worker has a schedule with this
-        name, and TooLarge.
+        tick, and publishes as its own broker does, in the band `normal`. Raises ConfigError if the code of a worker has
+        a schedule with this name, and TooLarge.
         """
+        if options.get("band") is not None:
+            raise ConfigError(
+                f"schedule {name}: one that is added publishes in the band normal: leave band out, or let a handler "
+                f"of its messages publish them with band={options['band']!r}"
+            )
         wanted = build_schedule(lambda: payload, schedule, topic, name=name, **options)
         data, kind = encode_payload(payload)
         data, enc = self._encoding.encode(data, schedule_binding(topic, name), wanted.key, kind)
+        if self._encoding.bodies is None:  # a store takes what is larger
+            check_size(data, wanted.key, wanted.headers, self._limit)
         found = await lookup_topic(self._topics, topic)
         key = self._keys.every(topic, number_of(found, name, wanted.key))
         is_known, is_added = await self._client.execute_command("HMGET", key, f"rule|{name}", f"added|{name}")

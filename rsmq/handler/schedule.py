@@ -24,6 +24,7 @@ from rsmq.handler.surroundings import call_surrounded
 from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
 from rsmq.model.duration import Duration, as_duration, checked_duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
+from rsmq.model.headers import require_text, write_headers
 from rsmq.model.keys import check_name
 from rsmq.model.publish_options import MessageOptions, refuse_unknown
 from rsmq.model.words import duration
@@ -235,6 +236,12 @@ def build_schedule(
         raise ConfigError(f"schedule {title}: {function!r} is not a function that returns the payload")
     if given["key"] is not None and not isinstance(given["key"], str):
         raise ConfigError(f"schedule {title}: key={given['key']!r} is not text: write key={str(given['key'])!r}")
+    if given["headers"] is not None:
+        try:
+            require_text(given["headers"])
+            write_headers(given["headers"])
+        except ConfigError as error:
+            raise ConfigError(f"schedule {title}: {error}") from None
     zone = _zone(title, given["timezone"])
     if given["expires"] is not None or given["on_expiry"] is not None:
         try:

@@ -19,6 +19,7 @@ from rsmq.handler.schedule import EncodedPayload, Schedule, Trigger, due_ticks, 
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
+from rsmq.model.publish_options import check_size
 from rsmq.model.schedule_run import RunResult, ScheduleRun, short_error
 from rsmq.model.settings import Settings
 from rsmq.model.words import count, duration
@@ -70,6 +71,7 @@ class Scheduler:
         self._member = member
         self._schedules = schedules
         self._ttl_ms = to_ms(settings.lease_ttl)
+        self._limit = int(settings.payload_limit)
         self._stopping = anyio.Event()
         self._led: set[tuple[str, str]] = set()
         self._not_before: dict[tuple[str, str], float] = {}
@@ -213,6 +215,7 @@ class Scheduler:
                         )
                     about = (led.topic.name, data, message_id, schedule.key, kind, extra)
                     data, extra, body = await producer.stored_form(*about, is_plain=is_plain)
+                check_size(data, schedule.key, headers, self._limit)
                 fields = entry_fields(data, message_id, schedule.key, kind, headers, extra)
         except BrokerError:
             raise

@@ -133,6 +133,8 @@ def test_function_gets_the_tick_in_its_time_zone() -> None:
         ("* * * * *", {"timezone": "localtime"}, "'localtime' is another zone on each machine"),
         ("* * * * *", {"missed": "all"}, "use 'latest' or 'skip'"),
         ("* * * * *", {"name": "a b"}, "schedule name 'a b' is not allowed"),
+        ("* * * * *", {"headers": {"customer": 7}}, "schedule clock: headers=.'customer': 7.: names and values must"),
+        ("* * * * *", {"headers": {"customer": "\ud800"}}, "schedule clock: headers=.* are not valid Unicode"),
     ],
 )
 def test_impossible_schedule_is_refused(schedule: Any, options: dict[str, Any], problem: str) -> None:

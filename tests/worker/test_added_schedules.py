@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from base64 import b64encode
+from dataclasses import replace
 
 import pytest
 
 from rsmq import Broker, Message, Settings
 from rsmq.codecs import Encrypt, Keyring
 from rsmq.control.schedules import entry_of
-from rsmq.errors import CannotDecode, Malformed
+from rsmq.errors import CannotDecode, ConfigError, Malformed, TooLarge
+from rsmq.inspector.schedules import schedules_of
+from rsmq.model.schedule_run import ScheduleRun
 from rsmq.worker.added_schedules import read_schedule
 from tests.contract.witness import ask
 from tests.patience import until
@@ -45,6 +48,44 @@ async def test_a_spoiled_schedule_costs_itself(
                 await until(lambda: any("refused of broken" in each for each in said(caplog)), "the other one is named")
     assert set(found) == {3}
     assert sum("spoiled of ticks" in each for each in said(caplog)) == 1
+
+
+async def test_an_added_schedule_that_would_publish_what_no_handler_gets_is_refused(settings: Settings) -> None:
+    """Its band would be lost, and readers refuse such headers and sizes: at each tick, long after the call."""
+    broker = Broker(replace(settings, preflight="warn", payload_limit=1000))
+    async with broker:
+        await broker.topics.ensure("ticks", 1)
+        for options, problem in (
+            ({"band": "urgent"}, "publishes in the band normal"), ({"headers": {"customer": 7}}, "must be str")
+        ):  # fmt: skip
+            with pytest.raises(ConfigError, match=problem):
+                await broker.schedules.upsert("clock", "1h", "ticks", 1, **options)  # type: ignore[arg-type]
+        with pytest.raises(TooLarge):
+            await broker.schedules.upsert("clock", "1h", "ticks", "x" * 1001)
+        assert await ask(broker, "EXISTS", broker.keys.every("ticks", 0), broker.keys.schedules) == 0
+
+
+async def test_a_tick_that_is_too_large_is_a_failed_run(settings: Settings) -> None:
+    """As `publish` refuses it: nothing is stored, and the history says why."""
+    broker = Broker(replace(settings, preflight="warn", payload_limit=1000, partitions=1))
+    broker.handler("ticks", group="g")(refuse)
+    broker.every("100ms", "ticks", name="clock")(lambda: "x" * 1001)
+    async with broker.running():
+        topic = await broker.topics.existing("ticks")
+
+        async def runs() -> list[ScheduleRun]:
+            states = await schedules_of(broker.client, broker.keys, [topic])
+            return [each.newest for each in states if each.newest is not None]
+
+        await until(runs, "it has run")
+        (run,) = await runs()
+        assert run.result == "failed"
+        assert "the limit 1000" in run.error
+        assert await ask(broker, "XLEN", broker.keys.stream("ticks", 0)) == 0
+
+
+async def refuse(text: str) -> None:
+    raise AssertionError(text)
 
 
 def broker_with(server_url: str, prefix: str, *keys: str) -> Broker:
