@@ -17,7 +17,7 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import due_time
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
-from rsmq.redis.streams import reset_group, set_paused
+from rsmq.redis.streams import require_group, reset_group, set_paused
 from rsmq.redis.topics import Topic, Topics
 
 
@@ -185,17 +185,24 @@ class Commands(ABC):
         """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or an aware datetime.
 
         Works while its workers run: they may handle twice what they read before they learned of it. Messages that were
-        pending or waited for a retry are dropped from the group.
+        pending or waited for a retry are dropped from the group. Raises ConfigError for a group that is not there.
         """
-        await reset_group(self.client, self.keys, await self.topics.existing(topic), group, to)
+        await reset_group(self.client, self.keys, await self._with_group(topic, group), group, to)
 
     async def pause_group(self, topic: str, group: str) -> None:
-        """Stop delivery to a group, in all its workers, until `resume_group`."""
-        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=True)
+        """Stop delivery to a group, in all its workers, until `resume_group`. Raises ConfigError for one that is not
+        there."""
+        await set_paused(self.client, self.keys, (await self._with_group(topic, group)).name, group, paused=True)
 
     async def resume_group(self, topic: str, group: str) -> None:
         """Deliver to a paused group again."""
-        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=False)
+        await set_paused(self.client, self.keys, (await self._with_group(topic, group)).name, group, paused=False)
+
+    async def _with_group(self, topic: str, group: str) -> Topic:
+        """The topic of a group. Raises ConfigError."""
+        found = await self.topics.existing(topic)
+        await require_group(self.client, self.keys, found.name, group)
+        return found
 
     async def hold(self, topic: str, name: str | None, duration: Duration, *, group: str | None = None) -> datetime:
         """Let nothing of a name start for a time, and return its end: for a provider that says "not now".

@@ -22,6 +22,7 @@ from rsmq.model.clock import awake, to_ms
 from rsmq.model.headers import REPLY_TO, read_headers
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
+from rsmq.model.partition import not_unicode
 from rsmq.model.settings import Settings
 from rsmq.persistence import Devices
 from rsmq.redis.client.connector import Client
@@ -84,7 +85,11 @@ class Erase:
             raise ConfigError(f"key={key!r} is no ordering key: pass the text that its messages were published with")
         if isinstance(devices, str):
             raise ConfigError(f"devices={devices!r} is a text: pass a list of client ids")
-        done, mark = Erased(), hashlib.sha256(key.encode()).hexdigest()
+        try:
+            mark = hashlib.sha256(key.encode()).hexdigest()
+        except UnicodeEncodeError:
+            raise not_unicode(key) from None
+        done = Erased()
 
         async def act() -> str:
             nonlocal done

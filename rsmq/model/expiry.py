@@ -9,6 +9,7 @@ from typing import Final, Literal
 from rsmq.errors import ConfigError
 from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.words import duration
 
 OnExpiry = Literal["drop", "dead"]
 
@@ -36,7 +37,7 @@ def expiry_fields(
         left = checked_duration("expires", expires)
         if not timedelta(0) < left <= LONGEST:
             raise ConfigError(
-                f"expires={expires!r} is not possible: use a duration above 0 and up to {LONGEST.days} days"
+                f"expires={duration(left)} is not possible: use a duration above 0 and up to {LONGEST.days} days"
             )
         at = server_ms + to_ms(left)
     if due and at <= (server_ms + int(due) if due.startswith("+") else int(due)):

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from datetime import datetime
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from rsmq.errors import ConfigError
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
@@ -37,7 +37,10 @@ def write_progress(done: float, text: str, at_ms: int, batch: str) -> bytes:
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
         raise ConfigError(f"the text of message.progress is no text of at most {LONGEST_TEXT} characters: shorten it")
     about = {"done": done, "text": text, "at_ms": at_ms}
-    return to_json(about | {"batch": batch} if batch else about)
+    try:
+        return to_json(about | {"batch": batch} if batch else about)
+    except PydanticSerializationError:
+        raise ConfigError("the text of message.progress is not valid Unicode: it has a lone surrogate") from None
 
 
 def read_progress(raw: bytes | None) -> MessageProgress | None:

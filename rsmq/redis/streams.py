@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.encoding import ENC, key_of
-from rsmq.model.keys import Keys
+from rsmq.model.keys import Keys, check_name
 from rsmq.model.layout import WITH_BANDS, Layout, plain_distribution, read_layout, stored_distribution
 from rsmq.model.record import text
 from rsmq.model.stream_id import is_position, parse_stream_id
+from rsmq.model.words import suggestion
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
 
@@ -108,7 +109,7 @@ def start_id(start: str | datetime) -> str:
         return "0"
     if start == LATEST:
         return "$"
-    if start == "$" or is_position(start):
+    if isinstance(start, str) and (start == "$" or is_position(start)):
         return start
     raise ConfigError(
         f"start {start!r} is not understood: use earliest, latest, a stream id such as 1718000000000-0, or a time"
@@ -155,6 +156,15 @@ async def groups_of(client: Client, stream: str) -> list[dict[str, Any]]:
 async def group_names(client: Client, keys: Keys, topic: str, partition: int) -> list[str]:
     """The groups of one partition."""
     return [row["name"].decode(errors="replace") for row in await groups_of(client, keys.stream(topic, partition))]
+
+
+async def require_group(client: Client, keys: Keys, topic: str, group: str) -> None:
+    """Raise ConfigError for a group that never joined the topic: with a mistyped name a reset would make a new one,
+    which holds back retention, and a pause would stop nothing."""
+    names = sorted(await group_names(client, keys, topic, 0))
+    if check_name("group", group) in names or await client.execute_command("EXISTS", keys.group(topic, group)):
+        return
+    raise ConfigError(f"topic {topic!r} has no group {group!r}: {suggestion(group, names, 'groups') or 'it has none'}")
 
 
 async def consumers_of(client: Client, stream: str, group: str) -> list[dict[str, Any]]:

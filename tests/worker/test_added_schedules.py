@@ -59,7 +59,7 @@ async def test_an_added_schedule_that_would_publish_what_no_handler_gets_is_refu
             ({"band": "urgent"}, "publishes in the band normal"), ({"headers": {"customer": 7}}, "must be str")
         ):  # fmt: skip
             with pytest.raises(ConfigError, match=problem):
-                await broker.schedules.upsert("clock", "1h", "ticks", 1, **options)  # type: ignore[arg-type]
+                await broker.schedules.upsert("clock", "1h", "ticks", 1, **options)
         with pytest.raises(TooLarge):
             await broker.schedules.upsert("clock", "1h", "ticks", "x" * 1001)
         assert await ask(broker, "EXISTS", broker.keys.every("ticks", 0), broker.keys.schedules) == 0

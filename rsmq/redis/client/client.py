@@ -85,6 +85,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
     """A redis-py, socket or timeout error as one of ours."""
     while isinstance(error.__cause__, RedisError):
         error = error.__cause__  # an error reply during the handshake is wrapped in a ConnectionError
+    if isinstance(error, UnicodeEncodeError):  # of a command, before it is sent
+        return ConfigError("a text of the call is not valid Unicode: it has a lone surrogate")
     if isinstance(error, ValueError | IndexError):
         return BrokerError(
             f"the reply of {redact(url) or 'the server'} cannot be read ({error}): is it a Redis or Valkey server?"
