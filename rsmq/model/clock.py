@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -52,6 +52,11 @@ def epoch_ms(moment: datetime) -> int:
     if moment.tzinfo is None:
         raise ConfigError(f"{moment.isoformat()} has no time zone: pass an aware datetime, such as datetime.now(UTC)")
     return (moment - EPOCH) // timedelta(milliseconds=1)
+
+
+def server_ms(reply: Sequence[bytes]) -> int:
+    """The reply of TIME as milliseconds since 1970."""
+    return int(reply[0]) * 1000 + int(reply[1]) // 1000
 
 
 def from_epoch_ms(ms: int) -> datetime:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from rsmq.errors import ConfigError
+from rsmq.model.clock import server_ms
 from rsmq.model.held_name import MOST_HELD, HeldName, HoldKind, bounded_name, read_holds, still_held
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
-from rsmq.redis.outboxes import server_ms
 from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import HOLD_NAME, OK
 from rsmq.redis.streams import ask_all

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from rsmq.model.clock import LATEST_MS, to_ms
+from rsmq.model.clock import LATEST_MS, server_ms, to_ms
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
@@ -79,8 +78,3 @@ def read_counted(value: bytes, now_ms: int) -> tuple[CountedOutbox, timedelta] |
         return None
     ago = timedelta(milliseconds=max(0, now_ms - counted.at_ms))
     return (counted, ago) if ago < KEPT else None
-
-
-def server_ms(reply: Sequence[bytes]) -> int:
-    """The reply of TIME in ms since 1970."""
-    return int(reply[0]) * 1000 + int(reply[1]) // 1000
