@@ -51,7 +51,7 @@ def test_a_resize_moves_no_partition_to_another_member() -> None:
 
 
 @pytest.mark.parametrize(
-    "note", [b"", b"8", b"x", b"8:,", b"8:1,", b"99999999999:", b"8:-1", b"8:1 ", b"\xff:1", b"4:7"]
+    "note", [b"", b"8", b"x", b"8:,", b"8:1,", b"99999999999:", b"8:-1", b"8:1 ", b"\xff:1", b"4:7", b"8:1 x"]
 )
 def test_what_is_no_note_counts_as_none(note: bytes) -> None:
     """Another client may have written anything: then nothing is known to be finished."""
@@ -67,6 +67,28 @@ def test_a_second_resize_leaves_what_was_finished_before() -> None:
     assert (families.unfinished, [families.unit_of(at) for at in range(4)]) == (
         {(2, 1)}, [(8, 0), (2, 1), (8, 2), (2, 1)],
     )  # fmt: skip
+
+
+def test_a_family_stays_with_an_owner_that_keeps_it() -> None:
+    """As long as that lives, can read it, and it is not finished; another one may keep another family."""
+    layout = grown(2, 4)
+    families, other = Families(layout), {"a": "b", "b": "c", "c": "a"}
+    name = other[owners(families)[0]]
+    kept = families.kept_with(name, [4])  # it follows 0
+    note = families.note(families.unfinished, kept)
+    assert note == f"4:0,1 0={name}".encode()
+    again = Families(layout, note)
+    assert again.kept == {(2, 0): name}
+    assert {owners(again)[each] for each in (0, 2, 4)} == {name}
+    assert {each: owners(again)[each] for each in (1, 3, 5)} == {each: owners(families)[each] for each in (1, 3, 5)}
+    rest = tuple(each for each in MEMBERS if each != name)
+    assert owners(again, rest) == owners(families, rest)
+    assert not again.owned_by(name, MEMBERS, "t/g", {name: frozenset({0, 2, 4})}) & {0, 2, 4}
+    assert again.kept_with(name, []) == {}
+    assert again.kept_with(other[name], [1]) == {(2, 0): name, (2, 1): other[name]}
+    assert again.note({(2, 1)}, again.kept) == b"4:1"
+    assert Families(layout, b"4:1 0=a").kept == {}
+    assert families.kept_with("a name", [4]) == {}
 
 
 def test_what_members_find_becomes_the_note() -> None:

@@ -20,6 +20,7 @@ from rsmq import Broker, ConfigError, Message, Rate, Reject, RetryPolicy
 from rsmq.control import Cancelled
 from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
+from rsmq.model.partition import partition_for
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.layouts import change_layout
 from rsmq.redis.streams import ensure_groups, reset_group
@@ -376,6 +377,44 @@ async def test_keys_of_a_name_whose_rate_is_used_up_before_a_resize_delay_only_t
 def name_before(message: Message) -> str:
     """The name in a key such as `fast-3`."""
     return (message.key or "").partition("-")[0]
+
+
+async def test_a_handler_that_outlasts_a_handover_delays_only_its_key_over_a_resize(make_broker: Make) -> None:
+    """A member has joined shortly before, and half of the partitions are to be handed over to it: in each a handler
+    runs for longer than the lease. What follows them stays with their owner, so all other keys go on."""
+    first, second, outside = [make_broker(partitions=4, lease_ttl="1.5s") for _ in range(3)]
+    ledger, gate = Ledger(), anyio.Event()
+    hot = {partition_for(f"hot-{n}", 4): f"hot-{n}" for n in range(50)}
+
+    async def handle(number: int, message: Message) -> None:
+        if message.key in hot.values():
+            await gate.wait()
+        await ledger.handle(number, message)
+
+    for each in (first, second):
+        each.handler("orders", group="g", concurrency=16)(handle)
+    async with outside, first, second, first.running() as running:
+        for key in hot.values():
+            ledger.published[key] += [0]
+            await outside.publish("orders", 0, key=key)
+        assert running.worker is not None
+        (consumer,) = running.worker.consumers
+        await until(lambda: sum(len(each.in_flight) for each in consumer.lanes.values()) == 4, "each has its handler")
+        async with second.running() as joined:
+            assert joined.worker is not None
+            names = [running.worker.member, joined.worker.member]
+            assert {*assign(4, names, "orders/g").values()} == {*names}
+            await resized(outside, "orders", 8)
+            await ledger.publish(outside, range(10))
+            others = [f"k{n}" for n in range(8)]
+            await until(lambda: all(ledger.handled[key] == ledger.published[key] for key in others), "the others go on")
+            assert not [key for key in hot.values() if ledger.handled[key]]
+            gate.set()
+            await until(lambda: ledger.is_complete, "all is handled")
+            lanes = [consumer.lanes, joined.worker.consumers[0].lanes]
+            current = {*(await outside.topics.existing("orders")).layout.current.numbers}
+            await until(lambda: [len(each.keys() & current) for each in lanes] == [4, 4], "each has its share")
+    assert ledger.handled == ledger.published
 
 
 async def test_a_reset_over_a_resize_begins_with_what_was_published_before_it(make_broker: Make) -> None:

@@ -26,11 +26,13 @@ UNOWNED: Final = ""
 @dataclass(frozen=True)
 class Viewer:
     """A member: the note that it knows, what follows nothing any more, what it has asked for in vain, and a note that
-    it has decided on and not written: of what it knew, and what is to be there."""
+    it has decided on and not written: of what it knew, and what is to be there. `kept` are partitions that it could not
+    hand over."""
 
     note: bytes
     free: frozenset[int] = frozenset()
     in_vain: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
     writes: tuple[bytes, bytes] | None = None
 
 
@@ -70,6 +72,9 @@ class FamilyScenario:
     note: bytes = b""
     faults: dict[str, int] = field(default_factory=dict)
     bands: tuple[str, ...] = ("normal",)
+    busy: tuple[str, int] | None = None
+    """A member that has a partition from the beginning, in which a handler runs until it is finished: it is not handed
+    over."""
     is_short: bool = True
     """Searched in `make test`, too."""
 
@@ -98,10 +103,13 @@ class FamilySearch:
         self._owned: Callable[[bytes, str, tuple[str, ...]], frozenset[int]] = cache(
             lambda note, member, live: self._families(note).owned_by(member, live, "t/g", {})
         )
+        self._busy = scenario.busy
         self._first = GroupState(
             frozenset(), scenario.note, (UNOWNED,) * len(layout.numbers),
             tuple((name, Viewer(scenario.note)) for name in scenario.members), tuple(scenario.faults.items()),
         )  # fmt: skip
+        if self._busy is not None:
+            self._first = self._first.owned(self._busy[1], self._busy[0])
 
     def run(self) -> Result:
         """Breadth first: the story of a state from which there is no way on is a shortest one."""
@@ -197,8 +205,15 @@ class FamilySearch:
                 yield f"{name} takes {number}", state.owned(number, name)
             if owner != name:
                 continue
-            if number not in own:
-                left = replace(viewer, free=viewer.free - {number}, in_vain=viewer.in_vain - {number})
+            if number not in own and (name, number) == self._busy and number not in state.finished:
+                if number not in viewer.kept:
+                    kept = replace(viewer, kept=viewer.kept | {number})
+                    yield f"{name} gives up to hand {number} over", state.viewed(name, kept)
+            elif number not in own:
+                left = replace(
+                    viewer, free=viewer.free - {number}, in_vain=viewer.in_vain - {number},
+                    kept=viewer.kept - {number},
+                )  # fmt: skip
                 yield f"{name} hands {number} over", state.owned(number, UNOWNED).viewed(name, left)
             before = self._layout.ancestors_of(number)
             if before and number not in viewer.free | viewer.in_vain:
@@ -207,8 +222,9 @@ class FamilySearch:
                 yield f"{name} asks for {number}", state.viewed(name, asked)
         families = self._families(viewer.note)
         found = families.found({**dict.fromkeys(viewer.free, True), **dict.fromkeys(viewer.in_vain, False)})
-        if found != families.unfinished:
-            writes = viewer.note, families.note(found)
+        kept = families.kept_with(name, viewer.kept)
+        if found != families.unfinished or kept != families.kept:
+            writes = viewer.note, families.note(found, kept)
             decided = replace(viewer, in_vain=frozenset(), writes=writes)
             yield f"{name} decides on {writes[1].decode()}", state.viewed(name, decided)
         elif viewer.in_vain:
@@ -230,7 +246,13 @@ RESET: Final = FamilyScenario("families: a group is reset", (1, 2), note=b"2:", 
 BANDS: Final = FamilyScenario("families: a topic with bands", (1, 2), bands=("urgent", "normal"))
 TWO: Final = FamilyScenario("families: two partitions", (2, 4), faults={"death": 1})
 AGAIN: Final = FamilyScenario("families: three generations", (1, 2, 4), is_short=False)
-FAMILY_SCENARIOS: Final = (GROWS, RESET, BANDS, TWO, AGAIN)
+BUSY: Final = tuple(
+    FamilyScenario(
+        f"families: a handler of {name} does not end", (1, 2), faults={"death": 1, "loss": 1}, busy=(name, 0)
+    )
+    for name in ("m1", "m2")
+)
+FAMILY_SCENARIOS: Final = (GROWS, RESET, BANDS, TWO, AGAIN, *BUSY)
 FAMILY_EDITS: Final = (
     Edit(
         "each partition has an owner of its own", GROWS, Families, "unit_of",
@@ -238,5 +260,7 @@ FAMILY_EDITS: Final = (
     ),
     Edit("what is finished is never noted", GROWS, Families, "found", "self.unfinished - over", "self.unfinished"),
     Edit("what was finished stays so after a reset", RESET, Families, "found", " | waiting", ""),
+    Edit("what is kept is not noted", BUSY[0], Families, "kept_with", "if NAME.fullmatch(member):", "if False:"),
+    Edit("what a member that has died has kept has no owner", BUSY[0], Families, "owned_by", "name in live and ", ""),
     Edit("the note is of the partitions before", GROWS, Families, "note", "(self._now,", "(1,"),
 )  # fmt: skip

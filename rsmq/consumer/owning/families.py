@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from rsmq.heartbeat.assignment import Unreadable, assign
 from rsmq.model.layout import Block, Layout
 
-NOTE: Final = re.compile(rb"(\d{1,5}):((?:\d{1,8}(?:,\d{1,8})*)?)")
+NOTE: Final = re.compile(rb"(\d{1,5}):((?:\d{1,8}(?:,\d{1,8})*)?)((?: \d{1,8}=[!-~]+)*)")
+NAME: Final = re.compile(r"[!-~]+", re.ASCII)
+"""A member that can be named in a note."""
 Unit = tuple[int, int]
 """What has one owner: the number of partitions that the topic had, and which of them, from 0."""
+NOTHING_KEPT: Final[Mapping[Unit, str]] = MappingProxyType({})
 
 
 class Families:
     """The families of a group, as the group has noted them: every member that reads the same note, and sees the same
     members, gets the same owners.
 
-    The note is a field of the group's hash, such as `16:3,5`: of the partitions before there were 16, 3 and 5 are not
-    finished, each with the same one of all bands. Of what was sealed later, or without a note, nothing counts as
-    finished. A wrong note costs fairness: the server itself is asked before a partition that follows is read.
+    The note is a field of the group's hash, such as `16:3,5 5=vm-1`: of the partitions before there were 16, 3 and 5
+    are not finished, each with the same one of all bands. The family of 5 stays with its owner `vm-1`, where a handler
+    runs for longer than a handover waits. Of what was sealed later, or without a note, nothing counts as finished. A
+    wrong note costs fairness: the server itself is asked before a partition that follows is read.
     """
 
     def __init__(self, layout: Layout, note: bytes = b"") -> None:
@@ -33,22 +38,43 @@ class Families:
         self._now = layout.current.count
         self._at = {number: (block, at) for block in layout.blocks for at, number in enumerate(block.numbers)}
         self._sealed = {block.first: block for block in layout.blocks if block.state == "sealed"}
-        self.unfinished: frozenset[Unit] = self._read(note)
+        self.unfinished: frozenset[Unit] = frozenset()
+        self.kept: dict[Unit, str] = {}
+        """Families that stay with their owner, though they would have another one."""
+        self._read(note)
 
-    def _read(self, note: bytes) -> frozenset[Unit]:
+    def _read(self, note: bytes) -> None:
         found = NOTE.fullmatch(note)
         since, named = (int(found[1]), {*map(int, filter(None, found[2].split(b",")))}) if found else (0, set[int]())
-        return frozenset(
+        self.unfinished = frozenset(
             (count, at)
             for count, block in self._before.items()
             for at, number in enumerate(block.numbers)
             if count >= since or number in named
         )
+        for number, _, name in (each.partition(b"=") for each in found[3].split()) if found else ():
+            unit = self.unit_with(int(number))
+            if unit is not None:
+                self.kept[unit] = name.decode()
 
-    def note(self, unfinished: Iterable[Unit]) -> bytes:
-        """What the group's hash is to have when these are not finished."""
-        numbers = sorted(self._before[count].numbers[at] for count, at in unfinished)
-        return b"%d:%b" % (self._now, b",".join(b"%d" % number for number in numbers))
+    def note(self, unfinished: Iterable[Unit], kept: Mapping[Unit, str] = NOTHING_KEPT) -> bytes:
+        """What the group's hash is to have when these are not finished, and some of them are kept by their owner."""
+        numbers = {unit: self._before[unit[0]].numbers[unit[1]] for unit in unfinished}
+        names = sorted((numbers[unit], name.encode()) for unit, name in kept.items() if unit in numbers)
+        text = b"%d:%b" % (self._now, b",".join(b"%d" % number for number in sorted(numbers.values())))
+        return text + b"".join(b" %d=%b" % each for each in names)
+
+    def unit_with(self, number: int) -> Unit | None:
+        """The family of a partition. None: it is not, or no longer, in one that is not finished."""
+        unit = self.unit_of(self._at[number][1]) if number in self._at else None
+        return unit if unit in self.unfinished else None
+
+    def kept_with(self, member: str, partitions: Iterable[int]) -> dict[Unit, str]:
+        """The families that are kept when a member keeps those of these partitions, and no other."""
+        kept = {unit: name for unit, name in self.kept.items() if name != member}
+        if NAME.fullmatch(member):
+            kept |= {unit: member for number in partitions if (unit := self.unit_with(number)) is not None}
+        return kept
 
     def unit_of(self, at: int) -> Unit:
         """Of the partition at this index of its block: the oldest one that is not finished and that its keys had, else
@@ -64,6 +90,10 @@ class Families:
         for count in {count for count, _ in self.unfinished} | {self._now}:
             barred = {each: frozenset(self._indexes(numbers, count)) for each, numbers in unreadable.items()}
             owners = assign(count, live, salt, barred)
+            owners |= {
+                unit[1]: name for unit, name in self.kept.items()
+                if unit[0] == count and name in live and unit[1] not in barred.get(name, ())
+            }  # fmt: skip
             own[count] = frozenset(at for at, owner in owners.items() if owner == member)
         return frozenset(
             number for number, (_, at) in self._at.items() if (unit := self.unit_of(at))[1] in own[unit[0]]

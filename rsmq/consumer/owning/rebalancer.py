@@ -72,6 +72,7 @@ class Rebalancer:
         self._families = Families(context.topic.layout)
         self._assigned_last = frozenset[int]()  # as computed from `_given`
         self._leaving: set[int] = set()
+        self._kept: set[int] = set()  # not handed over, because a handler has run for too long
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
         self._newer = dict[int, int]()  # epochs that a service's database knows of these partitions
         self._throttled = ThrottledLog(log)
@@ -137,8 +138,9 @@ class Rebalancer:
         return finished
 
     async def _note_families(self, finished: Mapping[tuple[int, ...], bool]) -> None:
-        """Let the members of the group know which sealed partitions are finished, or are not any more. `finished`: the
-        answers of the server, now, about those that lanes follow."""
+        """Let the members of the group know which sealed partitions are finished, or are not any more, and which stay
+        here because a handler runs for too long. `finished`: the answers of the server, now, about those that lanes
+        follow."""
         layout, view = self._context.topic.layout, self._membership
         if not layout.is_resized:
             return
@@ -146,9 +148,14 @@ class Rebalancer:
             number: not lane.parents for number, lane in self._lanes.items()
             if lane.lease.is_held() and (not lane.parents or lane.parents in finished)
         }  # fmt: skip
-        while (families := Families(layout, view.unfinished)).unfinished != (now := families.found(found)):
+        self._kept &= self._lanes.keys()
+        while True:
+            families = Families(layout, view.unfinished)
+            now, kept = families.found(found), families.kept_with(self._member, self._kept)
+            if families.unfinished == now and families.kept == kept:
+                return
             about = self._context.client, self._context.keys, self._name, self._group
-            view.noted(await note_unfinished(*about, view.unfinished, families.note(now)))
+            view.noted(await note_unfinished(*about, view.unfinished, families.note(now, kept)))
 
     async def _go_on(self, lane: Lane) -> bool:
         """Read a partition though those before it are not finished: the keys of all that these have left are known
@@ -266,6 +273,7 @@ class Rebalancer:
                 await self._release(lane)
                 await tell_news(self._context.client, self._context.keys, self._name, self._group, self._released)
             elif lane.lease.is_held():
+                self._kept.add(lane.partition)
                 await self._lifecycle.resume(lane)
         except BrokerError as error:
             log.warning("cannot hand over %r yet: %s", lane, error)
