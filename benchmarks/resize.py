@@ -3,7 +3,10 @@
 This process publishes at a steady rate, a hundred calls each hundredth of a second, with a broker that does not know
 the resize; another process resizes the topic from 4 to 8 partitions in the middle, and a worker there handles all.
 Each call is timed from the moment at which it was due, so a process that stands still counts, too. Beside it: the
-same seconds without a resize. With `--cluster` the topic is on a cluster of six nodes.
+same seconds without a resize. With `--cluster` the topic is on a cluster of six nodes. With `--moves key-by-key`, or
+`at-once` (as Valkey 9 can), slots of the topic and of its partitions move to other nodes meanwhile, one after the
+other: also printed is how long publishes wait that are due while one moves. A publish to a slot that moves key by key
+waits until it has moved, so that depends on how much is in it.
 
 With `--hot 100000` so many messages of one key wait instead, and their handler does not end. Three members serve the
 topic while it grows from 2 to 12 partitions. Printed is how long messages of other keys wait that are published then.
@@ -14,16 +17,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
+import threading
 import time
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any, Final
 
 from rsmq import Broker, Message, Settings
+from rsmq.model.keys import Keys
 from rsmq.testing.server import ThrowawayServer
 
 TICK: Final = 0.01
 SECONDS: Final = 4
+"""By default."""
+BETWEEN_MOVES: Final = 0.3
+"""Seconds."""
 MEMBERS: Final = 3
 OTHERS: Final = 1000
 CHUNK: Final = 1000
@@ -36,7 +46,7 @@ def settings(url: str) -> Settings:
     return Settings(url=url, preflight="warn", partitions=4)
 
 
-async def work(url: str, ready: Any, go: Any, done: Any) -> None:
+async def work(url: str, ready: Any, go: Any, done: Any, seconds: float) -> None:
     """A worker that resizes when `go` is set, and puts into `done` when it has begun and ended."""
     broker = Broker(settings(url))
 
@@ -53,15 +63,15 @@ async def work(url: str, ready: Any, go: Any, done: Any) -> None:
         while (await broker.topics.existing("in")).partitions != 8:
             await asyncio.sleep(0.01)
         done.put((begun, time.time()))
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(seconds)
 
 
-def other(url: str, ready: Any, go: Any, done: Any) -> None:
+def other(url: str, ready: Any, go: Any, done: Any, seconds: float) -> None:
     """The other process."""
-    asyncio.run(work(url, ready, go, done))
+    asyncio.run(work(url, ready, go, done, seconds))
 
 
-async def publish(url: str, rate: int, go: Any) -> list[tuple[float, float]]:
+async def publish(url: str, rate: int, go: Any, seconds: float) -> list[tuple[float, float]]:
     """When each call was due, and how long after that it was stored. The resize begins in the middle."""
     broker, found = Broker(settings(url)), list[tuple[float, float]]()
 
@@ -72,15 +82,38 @@ async def publish(url: str, rate: int, go: Any) -> list[tuple[float, float]]:
     async with broker, asyncio.TaskGroup() as tasks:
         await broker.publish("in", 0, key="0")
         begun, number = time.time(), 0
-        for tick in range(int(SECONDS / TICK)):
+        for tick in range(int(seconds / TICK)):
             due = begun + tick * TICK
             await asyncio.sleep(max(0.0, due - time.time()))
-            if tick == int(SECONDS / TICK / 2):
+            if tick == int(seconds / TICK / 2):
                 go.set()
             for _ in range(int(rate * TICK)):
                 number += 1
                 tasks.create_task(one(due, number))
     return found
+
+
+@contextmanager
+def moving(cluster: Any, how: str) -> Iterator[list[tuple[float, float]]]:
+    """Slots move meanwhile: yields when each move has begun and ended."""
+    keys, stop, moves = Keys("rsmq"), threading.Event(), list[tuple[float, float]]()
+    names = itertools.cycle([keys.topic("in"), *[keys.stream("in", number) for number in range(4)]])
+
+    def move() -> None:
+        while not stop.wait(BETWEEN_MOVES):
+            begun = time.time()
+            (cluster.migrate if how == "key-by-key" else cluster.migrate_at_once)(next(names))
+            moves.append((begun, time.time()))
+
+    mover = threading.Thread(target=move)
+    if how:
+        mover.start()
+    try:
+        yield moves
+    finally:
+        stop.set()
+        if how:
+            mover.join()
 
 
 async def behind_hot_key(url: str, count: int) -> tuple[float, list[float]]:
@@ -137,12 +170,18 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=10_000, help="messages a second")
     parser.add_argument("--hot", type=int, default=0, help="so many messages of one key wait instead")
     parser.add_argument("--cluster", action="store_true", help="on a cluster of six nodes")
+    parser.add_argument("--moves", choices=("key-by-key", "at-once"), default="", help="its slots move meanwhile")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     chosen = parser.parse_args()
+    if chosen.moves and not chosen.cluster:
+        parser.error("--moves needs --cluster")
     with ExitStack() as stack:
+        cluster = None
         if chosen.cluster:
             from tests.cluster.cluster import Cluster
 
-            url = stack.enter_context(Cluster()).url
+            cluster = stack.enter_context(Cluster())
+            url = cluster.url
         else:
             url = stack.enter_context(ThrowawayServer()).url
         if chosen.hot:
@@ -152,10 +191,11 @@ def main() -> None:
             return
         spawn = multiprocessing.get_context("spawn")
         ready, go, done = spawn.Event(), spawn.Event(), spawn.Queue()
-        process = spawn.Process(target=other, args=(url, ready, go, done))
+        process = spawn.Process(target=other, args=(url, ready, go, done, chosen.seconds), daemon=True)
         process.start()
         ready.wait()
-        found = asyncio.run(publish(url, chosen.rate, go))
+        with moving(cluster, chosen.moves) as moves:
+            found = asyncio.run(publish(url, chosen.rate, go, chosen.seconds))
         begun, ended = done.get()
         process.join()
     around = [wait for due, wait in found if begun - AROUND < due < ended + AROUND]
@@ -163,6 +203,11 @@ def main() -> None:
     print(f"{chosen.rate} messages a second, from 4 to 8 partitions in {(ended - begun) * 1000:.0f} ms")
     print(f"around it: {percentiles(around)}")
     print(f"without:   {percentiles(rest)}")
+    if moves:
+        during = [wait for due, wait in found if any(first < due < last for first, last in moves)]
+        spent = sum(last - first for first, last in moves)
+        print(f"{len(moves)} slots moved in {spent * 1000 / len(moves):.0f} ms each; meanwhile: {percentiles(during)}")
+        print(f"all:       {percentiles([wait for _, wait in found])}")
 
 
 if __name__ == "__main__":
