@@ -72,7 +72,7 @@ STILL: Final = 240.0
 """Seconds without any change, after which a run ends."""
 LAST_SECONDS: Final = 60.0
 """For the questions of a run that has ended early."""
-RESIZE_SECONDS: Final = 900.0
+RESIZE_SECONDS: Final = 1800.0
 """Seconds after which a resize has not ended for good."""
 LEASE: Final = timedelta(seconds=30)
 """A machine that is busy with something else must not make a worker lose its lease: then messages come again."""
@@ -297,6 +297,12 @@ class BandsRun:
         """How many records there are of the group that is read all the time."""
         return self._handled(GROUP)
 
+    @property
+    def progress(self) -> str:
+        """What else has happened, for a line now and then."""
+        faults = f"{len(self._killed)} kills, {self.moved} slots moved, {len(self.losses)} masters lost"
+        return f"{self.published} published, {self._ended_resizes} resizes, {faults}, {self._left} not settled"
+
     def _handled(self, group: str) -> int:
         return sum(each.handled(group) for each in self._workers)
 
@@ -512,7 +518,7 @@ async def main(
             while True:
                 progress.update(bar, completed=run.handled)
                 if not console.is_terminal:
-                    console.print(f"{run.handled} of {messages} handled")
+                    console.print(f"{run.handled} of {messages} handled: {run.progress}")
                 await asyncio.sleep(0.5 if console.is_terminal else REPORT_SECONDS)
 
         tasks = [asyncio.create_task(show())]
