@@ -12,10 +12,11 @@ import anyio
 from pydantic_core import from_json
 
 from rsmq.control.schedules import entry_of, number_of, stored_key
-from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, MessageError
+from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, MessageError, StoreUnavailable
 from rsmq.handler.failure import describe
 from rsmq.handler.schedule import EncodedPayload, Schedule, build_schedule, read_rule, schedule_binding
 from rsmq.model.encoding import NO_CODECS, Binding, Encoding
+from rsmq.model.log_throttle import ThrottledLog
 from rsmq.redis.leadership import RENEW, TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 
@@ -50,6 +51,7 @@ class AddedSchedules:
         self._index = context.keys.schedules
         self._check = check
         self._said = set[bytes]()
+        self._throttled = ThrottledLog(log)
         self._left = dict[bytes, float]()
         """When a schedule was left to another worker, because it needs a key that this one does not have."""
         self._is_leaving = False
@@ -98,12 +100,16 @@ class AddedSchedules:
         """Seconds until the next look; None for one that is not there any more.
 
         A schedule that cannot be read or published costs itself. One that needs a key of another worker is due at once
-        for the next leader, at most once a minute. Raises BrokerUnavailable: the others wait as well.
+        for the next leader, at most once a minute. While the store of its body is away it alone waits. Raises
+        BrokerUnavailable: the others wait as well.
         """
         topic, name, key = [*member.decode(errors="replace").split("|", 2), "", ""][:3]
         try:
             schedule = await self._schedule(topic, name, key)
             pause = None if schedule is None else await self._check(schedule)
+        except StoreUnavailable as error:
+            self._throttled.warn("schedules that were added wait for the store of their bodies", error)
+            return LOOK_EVERY
         except BrokerUnavailable:
             raise
         except (BrokerError, ConfigError, MessageError, *UNREADABLE) as error:

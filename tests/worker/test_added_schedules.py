@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from base64 import b64encode
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rsmq import Broker, Message, Settings
-from rsmq.codecs import Encrypt, Keyring
+from rsmq.codecs import Encrypt, Keyring, Offload
 from rsmq.control.schedules import entry_of
 from rsmq.errors import CannotDecode, ConfigError, Malformed, TooLarge
 from rsmq.inspector.schedules import schedules_of
 from rsmq.model.schedule_run import ScheduleRun
 from rsmq.worker.added_schedules import read_schedule
+from tests.codecs.stores import MemoryStore
 from tests.contract.witness import ask
 from tests.patience import until
 
@@ -134,6 +136,34 @@ async def test_the_payload_of_an_added_schedule_is_encrypted_and_a_worker_with_i
     assert all(each[b"enc"] == b"a256gcm=a" for each in stored)
     assert len({each[b"data"] for each in stored}) == len(stored)
     assert sum("needs the key a" in each for each in said(caplog)) == 1
+
+
+async def test_a_schedule_whose_store_is_away_holds_up_no_other(server_url: str, prefix: str) -> None:
+    """Its tick is large. One of code and one that was added go on, and it ticks when the store is there again."""
+    store, found = MemoryStore(), list[int]()
+    settings = Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)
+    broker = Broker(settings, offload=Offload(store, above="1kB"))
+    broker.every("100ms", "small", name="code")(lambda: {"n": 1})
+
+    @broker.handler("small", group="g")
+    async def note(payload: dict[str, Any]) -> None:
+        found.append(payload["n"])
+
+    @broker.handler("large", group="g")
+    async def note_large(payload: dict[str, Any]) -> None:
+        found.append(payload["n"])
+
+    async with broker:
+        await broker.topics.ensure("large", 1)
+        await broker.topics.ensure("small", 1)
+        await broker.schedules.upsert("a", "100ms", "large", {"n": 3, "x": "x" * 2000})
+        await broker.schedules.upsert("b", "100ms", "small", {"n": 2})
+        store.is_away = True
+        async with broker.running():
+            await until(lambda: store.refused and found.count(1) > 5 and found.count(2) > 5, "the others tick")
+            assert 3 not in found
+            store.is_away = False
+            await until(lambda: 3 in found, "it ticks")
 
 
 async def test_the_payload_of_a_schedule_belongs_to_its_name_and_key(server_url: str, prefix: str) -> None:
