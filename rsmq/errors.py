@@ -210,8 +210,20 @@ class BodyUnavailable(CannotDecode):
         self.args = (f"the payload lies in {store}, which does not answer: {problem}",)
 
 
+class WrongBody(CannotDecode):
+    """A store has answered with other bytes than those that were published. Its worker holds the message, and asks
+    again, for as long as it would wait for a key: then it is dead-lettered as `lost-body`. `body`: its name."""
+
+    def __init__(self, body: str) -> None:
+        super().__init__("body that was published", "")
+        self.args = (
+            f"the body in the store is not the one that was published: its digest differs{body and f' ({body})'}",
+        )
+        self.body = body
+
+
 class LostBody(Malformed):
-    """The body of a message is in its store no more, or is another one: dead-lettered as `lost-body`."""
+    """The body of a message is in its store no more: dead-lettered as `lost-body`."""
 
 
 class StoreUnavailable(BrokerUnavailable):

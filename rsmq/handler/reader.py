@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from rsmq.errors import CannotDecode, LostBody, Malformed, MessageError
+from rsmq.errors import CannotDecode, Malformed, MessageError, WrongBody
 from rsmq.handler.payload import Decoder
 from rsmq.model.encoding import NO_CODECS, NOT_ENCRYPTED, Encoding
 from rsmq.model.message import Message
@@ -57,7 +57,7 @@ class PayloadReader:
     async def fetch(self, message: Message) -> None:
         """Bring the body of a message that `is_outside`; without a store `read` says what is missing. A body that is
         not the one that was published is read again, within 3.5 s: the store may have answered with a part of it.
-        Raises LostBody, Malformed, and BodyUnavailable while the store is away."""
+        Raises LostBody, Malformed, and while the store is away, or answers with something else, CannotDecode."""
         if self._encoding.bodies is None:
             return
         try:
@@ -67,6 +67,8 @@ class PayloadReader:
                     return
                 await asyncio.sleep(pause)
                 message.bring(await self._encoding.fetch(message.body_name))
+            if self._is_another(message):
+                raise WrongBody(message.body_name)
         except CannotDecode as error:
             error.subject = message
             raise
@@ -75,7 +77,7 @@ class PayloadReader:
         """Whether the body that was brought is not the one that was published. If it is, it is undone, where it can."""
         try:
             message.undo(self._encoding)
-        except LostBody:
+        except WrongBody:
             return True
         except MessageError:  # to read it raises why
             return False

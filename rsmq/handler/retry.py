@@ -17,7 +17,7 @@ from tenacity import RetryCallState, wait_random_exponential
 from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
-from rsmq.errors import CannotDecode, ConfigError, HandlerTimeout, LostBody, Malformed, StoreUnavailable
+from rsmq.errors import CannotDecode, ConfigError, HandlerTimeout, LostBody, Malformed, StoreUnavailable, WrongBody
 from rsmq.handler.failure import describe, exc_info, parts, source_of, text_of
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.interrupt import is_from_signal
@@ -306,6 +306,8 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
             return Bury(Reason.LOST_BODY, said_by(whole, text_of(error)), cause=whole)
         case Malformed():
             return Bury(Reason.MALFORMED, said_by(whole, text_of(error)), cause=whole)
+        case WrongBody():
+            return Bury(Reason.LOST_BODY, said_by(whole, text_of(error)), cause=whole)
         case CannotDecode():
             return Bury(Reason.NO_KEY, said_by(whole, text_of(error)), cause=whole)
         case Hold():

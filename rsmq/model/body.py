@@ -14,7 +14,7 @@ from copy import copy
 from datetime import timedelta
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
-from rsmq.errors import LostBody, Malformed
+from rsmq.errors import Malformed, WrongBody
 from rsmq.model.clock import monotonic
 
 T = TypeVar("T")
@@ -171,9 +171,9 @@ def check_ref(ref: bytes | None, topic: str) -> str:
 
 
 def check_body(body: bytes, digest: bytes, message_id: bytes) -> None:
-    """Raise LostBody for a body that is not the one that the entry was stored with."""
+    """Raise WrongBody for a body that is not the one that the entry was stored with."""
     if digest_of(message_id, body) != digest:
-        raise LostBody("the body in the store is not the one that was published: its digest differs")
+        raise WrongBody("")
 
 
 def is_outside(enc: bytes) -> bool:

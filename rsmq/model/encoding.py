@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
-from rsmq.errors import CannotDecode, ConfigError, Malformed, MessageError, TooLarge
+from rsmq.errors import CannotDecode, ConfigError, Malformed, MessageError, TooLarge, WrongBody
 from rsmq.model.body import BodyFolder, Offloading, check_body, is_outside, without_ref
 from rsmq.model.settings import Settings
 
@@ -255,7 +255,7 @@ def names_of(enc: bytes) -> str:
 
 def why_sealed(error: MessageError, enc: str) -> str:
     """In the place of a payload that could not be undone: `encrypted (k7)`, or what is wrong with it."""
-    if not isinstance(error, CannotDecode):
+    if isinstance(error, WrongBody) or not isinstance(error, CannotDecode):
         return f"unreadable: {error}"
     key = key_of(enc.encode())
     if error.needs.startswith("store"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from rsmq import Broker, ConfigError, Settings
+from rsmq import Broker, ConfigError, RsmqError, Settings
 from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
 from rsmq.errors import BodyUnavailable
 from rsmq.pipeline.format.columns import WITH_HEADERS
@@ -137,6 +137,26 @@ async def test_an_archive_without_the_store_stops_instead_of_losing_bodies(
     monkeypatch.setenv("RSMQ_BODIES", str(bodies))
     min(bodies.glob("*/orders/*")).unlink()
     assert light.archive_by_arrow("orders").messages == 6
+    rows = light.light.read(light.light.parts(["orders"]), ["value"]).column("value").to_pylist()
+    assert sorted(len(row) > 50_000 for row in rows) == [False] * 4 + [True] * 2
+
+
+async def test_an_archive_of_a_body_that_is_another_one_stops_until_it_is_right_or_gone(
+    light: Vault, settings: Settings, bodies: Path
+) -> None:
+    """Nothing is committed. When the store answers as it should, all is archived; of what is deleted the name stays."""
+    await fill(broker_of(settings, bodies))
+    spoiled, other = sorted(bodies.glob("*/orders/*"))[:2]
+    before = spoiled.read_bytes()
+    spoiled.write_bytes(before[: len(before) // 2])
+    other.write_bytes(b"another body")
+    with pytest.raises(RsmqError, match=r"digest differs.*delete that object"):
+        light.archive_by_arrow("orders")
+    spoiled.write_bytes(before)
+    with pytest.raises(RsmqError, match=r"digest differs.*delete that object"):
+        light.archive_by_arrow("orders")
+    other.unlink()
+    light.archive_by_arrow("orders")
     rows = light.light.read(light.light.parts(["orders"]), ["value"]).column("value").to_pylist()
     assert sorted(len(row) > 50_000 for row in rows) == [False] * 4 + [True] * 2
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from rsmq.errors import BodyUnavailable, CannotDecode
+from rsmq.errors import BodyUnavailable, CannotDecode, WrongBody
 from rsmq.handler.retry import Park
 from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
@@ -26,17 +26,20 @@ OTHERS: Final = "other keys"
 
 @dataclass(slots=True)
 class Missing:
-    """A key, or a coding: since when a message has needed it, and when the last one did, by the monotonic clock."""
+    """A key, or a coding: since when a message has needed it, and when the last one did, by the monotonic clock.
+    `needs`: its name for operators."""
 
     since: float
     last: float
+    needs: str
 
 
 class MissingKeys:
     """What the messages of one handler need, and this member does not have.
 
     `patience` counts in each member from the first message that needs a key, so a fleet that was down for longer than
-    that loses nothing when it starts.
+    that loses nothing when it starts. A body that its store gives otherwise than it was published has a
+    patience of its own.
     """
 
     def __init__(self, name: str, patience: timedelta) -> None:
@@ -48,32 +51,32 @@ class MissingKeys:
     def wait(self, error: CannotDecode) -> Park | None:
         """How long a message waits for its key. None: no longer, it becomes a dead letter. For a store that is away
         it waits for as long as that takes."""
-        now, known = monotonic(), self._missing.get(error.needs)
-        name = error.needs if known is not None or len(self._missing) < MOST_NAMES else OTHERS
+        now, needed = monotonic(), error.body if isinstance(error, WrongBody) else error.needs
+        name = needed if needed in self._missing or len(self._missing) < MOST_NAMES else OTHERS
         missing = self._missing.get(name)
         if missing is None or now - missing.last > FORGOTTEN:
-            missing = self._missing[name] = Missing(now, now)
+            missing = self._missing[name] = Missing(now, now, error.needs)
         missing.last = now
         waited = timedelta(seconds=now - missing.since)
         if isinstance(error, BodyUnavailable):
-            self._throttled.warn(f"{self._name}: messages wait for the {name}", error)
+            self._throttled.warn(f"{self._name}: messages wait for the {missing.needs}", error)
             return Park(max(SHORTEST, min(LONGEST, waited / 4)), is_counted=False)
         left = self._patience - waited
         if left <= timedelta(0):
             return None
         self._throttled.warn(
-            f"{self._name}: messages wait for the {name}", f"they become dead letters in {duration(left)}: {error}"
+            f"{self._name}: messages wait for the {missing.needs}",
+            f"they become dead letters in {duration(left)}: {error}",
         )
         return Park(min(left, max(SHORTEST, min(LONGEST, waited / 4))), is_counted=False)
 
     def standing(self) -> dict[str, int]:
         """For how many seconds messages have needed what. May be called from any thread."""
-        now = monotonic()
-        return {
-            name: int(now - missing.since)
-            for name, missing in list(self._missing.items())
-            if now - missing.last <= FORGOTTEN
-        }
+        now, found = monotonic(), dict[str, int]()
+        for missing in list(self._missing.values()):
+            if now - missing.last <= FORGOTTEN:
+                found[missing.needs] = max(found.get(missing.needs, 0), int(now - missing.since))
+        return found
 
     def __repr__(self) -> str:
         return f"<MissingKeys {self.standing()}>"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from rsmq.codecs.reading import BODIES, Reading
-from rsmq.errors import BodyUnavailable, CannotDecode, ConfigError, LostBody, Malformed
+from rsmq.errors import BodyUnavailable, CannotDecode, ConfigError, LostBody, Malformed, WrongBody
 from rsmq.model.body import REF, check_body, check_ref, is_outside, without_ref
 from rsmq.model.encoding import ENC, binding_of
 
@@ -28,8 +28,9 @@ class PayloadOpener:
     """Opens the entries of one topic. `none`: they stay as they are stored. `bodies`: what lies in a store is brought,
     and stays compressed or encrypted. `all`: payloads are what was published.
 
-    Raises ConfigError for a key, a package or a store that this machine does not have, and BodyUnavailable for a store
-    that is away. What is malformed, or whose body is lost, stays as it is stored, with its header `enc`.
+    Raises ConfigError for a key, a package or a store that this machine does not have, BodyUnavailable for a store that
+    is away, and WrongBody for one that answers with something else. What is malformed, or whose body is lost, stays as
+    it is stored, with its header `enc`.
     """
 
     def __init__(self, decode: Decode, topic: str, limit: int) -> None:
@@ -64,6 +65,10 @@ class PayloadOpener:
                 return rewritten(fields, self._reading.undo(named.get(b"data", b""), binding_of(named, body)), b"")
             return fields if body is None else rewritten(fields, body, without_ref(enc))
         except BodyUnavailable:
+            raise
+        except WrongBody as error:
+            name = named[REF.encode()].decode()
+            error.args = (f"{error}: {name}. If it stays so, delete that object: then its message is left as it is",)
             raise
         except CannotDecode as error:
             raise ConfigError(
