@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio.to_thread
 
-from rsmq.errors import ConfigError
+from rsmq.errors import ConfigError, StoreUnavailable
 from rsmq.handler.apart import apart
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.returned import completed
@@ -60,12 +60,13 @@ async def _call(function: DeadFunction, message: Message, burial: Burial) -> Non
 
 
 async def call_hook(function: DeadFunction, message: Message, burial: Burial) -> bool:
-    """Call it; a plain function runs in a thread. False: it failed, which is logged and keeps no message alive."""
+    """Call it; a plain function runs in a thread. False: it failed, which is logged and keeps no message alive. Raises
+    StoreUnavailable where what it publishes could not be put: then it is to be called again."""
     try:
         async with timeout(LONGEST):
             await apart(_call, function, message, burial)
     except BaseException as problem:
-        if isinstance(problem, CancelledError) or is_from_signal(problem):
+        if isinstance(problem, CancelledError | StoreUnavailable) or is_from_signal(problem):
             raise
         log.error(
             "on_dead failed, so %s becomes a dead letter without its outputs: %s", message, describe(problem),

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from rsmq.consumer.running.commit_check import CommitCheck
 from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, NotDue, Settle, conclude
@@ -25,8 +25,8 @@ from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.lane import Lane, MessageLimits
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
-from rsmq.errors import BrokerError, CannotDecode, ConfigError, HandlerTimeout
-from rsmq.handler.dead_hook import Burial, call_hook
+from rsmq.errors import BrokerError, CannotDecode, ConfigError, HandlerTimeout, StoreUnavailable
+from rsmq.handler.dead_hook import Burial, DeadFunction, call_hook
 from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.handler import Handler
@@ -37,6 +37,7 @@ from rsmq.handler.returned import completed
 from rsmq.model.call_counts import SHORT, CallTimes
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
+from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message, becomes_dead, remaining_ms, stored_ms
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.reason import Reason
@@ -45,6 +46,9 @@ from rsmq.model.words import pause
 from rsmq.redis.scripts import CANCELLED, NOT_DUE, OK
 
 log = logging.getLogger("rsmq.handler")
+
+STORE_PAUSE: Final = 0.5
+"""Seconds between two calls of `on_dead` while the store of what it publishes is away."""
 
 
 class Runner(Pool):
@@ -85,6 +89,7 @@ class Runner(Pool):
         self._holds: Holds | None = None
         self.limits: MessageLimits | None = None
         self.missing_keys = MissingKeys(self._name, patience)
+        self._throttled = ThrottledLog(log)
         self.notes = settler.notes
         self.notes.check_by(self.runs)
         self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
@@ -174,6 +179,11 @@ class Runner(Pool):
                                 and message.expires_ms is not None
                                 and await self._expires(message, lane)
                             )
+                            or (
+                                not message.is_plain
+                                and message.is_outside
+                                and not await self._fetch_first(task_slot, message, lane)
+                            )
                         ):
                             running[lane] -= 1
                             self._drop(message, lane)
@@ -185,8 +195,6 @@ class Runner(Pool):
                             rest = call(message)
                         else:
                             if message.is_encoded or has_more:
-                                if message.is_outside:
-                                    await self._fetch_first(task_slot, message, lane)
                                 message.payload = reader.read(message)
                             else:
                                 message.payload = decode(message.data)
@@ -279,10 +287,14 @@ class Runner(Pool):
                 self.queue.message_rate.forget(message)
             raise
 
-    async def _fetch_first(self, task_slot: TaskSlot, message: Message, lane: Lane) -> None:
-        """The same for one that is not redelivered: it starts when its body is there, for its rate, too. Raises
-        Abandoned if the lease has ended meanwhile."""
+    async def _fetch_first(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:
+        """The same for one that is not redelivered: it starts when its body is there, for its rate, too. False: it has
+        expired meanwhile. Raises Abandoned if the lease has ended meanwhile."""
+        task_slot.messages = (message,)
         await self._fetch(message)
+        task_slot.messages = ()
+        if message.expires_ms is not None and await self._expires(message, lane):
+            return False
         if self.queue.message_rate is not None:
             await self.queue.message_rate.starts_late(message, lane)
         task_slot.start(monotonic())
@@ -291,6 +303,7 @@ class Runner(Pool):
             if self.queue.message_rate is not None:
                 self.queue.message_rate.forget(message)
             raise Abandoned("lost")
+        return True
 
     async def start(self, message: Message, lane: Lane) -> bool:
         """Charge a redelivered message. False: it does not start. One that is to be cancelled is settled so. Raises
@@ -507,14 +520,28 @@ class Runner(Pool):
         self._dying.add(message)
         await self.reader.open(message)
         try:
-            is_done = await call_hook(hook, message, Burial(str(decision.reason), decision.error, attempts))
+            is_done = await self._call_hook(hook, message, lane, Burial(str(decision.reason), decision.error, attempts))
         finally:
             self._dying.discard(message)
+        if is_done is None:
+            return
         if is_done and message.entry_id in lane.outgoing.kept:
             await self._settler.bury_with_outputs(lane, message, attempts, decision)
         else:
             lane.outgoing.forget(message.entry_id)
             await self._settler.bury(lane, message.entry_id, attempts, decision)
+
+    async def _call_hook(self, hook: DeadFunction, message: Message, lane: Lane, burial: Burial) -> bool | None:
+        """Whether `on_dead` has succeeded. While the store of what it publishes is away it is called again. None: the
+        lease has ended meanwhile, and the next owner does it."""
+        while lane.lease.is_held():
+            try:
+                return await call_hook(hook, message, burial)
+            except StoreUnavailable as error:
+                self._throttled.warn(f"{self._name}: what on_dead publishes waits for the store of its body", error)
+                lane.outgoing.forget(message.entry_id)
+                await asyncio.sleep(STORE_PAUSE)
+        return None
 
     async def _park(self, message: Message, lane: Lane, decision: Park, error: BaseException) -> None:
         """Park a failed message for its next attempt.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.errors import BrokerUnavailable
+from rsmq.errors import BodyUnavailable, BrokerUnavailable, WrongBody
 from rsmq.handler.failure import describe, text_of
 from rsmq.handler.fallback import REASONS, Fallback, fallback_headers, path_of
 from rsmq.handler.reader import PayloadReader
@@ -71,17 +71,17 @@ class Fallbacks:
         assert producer is not None, "a worker gives its consumers a producer"
         handler, payload = self._context.handler, tuple[Any, ...]()
         reader = PayloadReader(handler.decode, self._context.encoding, handler.formats)
-        await reader.undo(message)
-        if fallback.payload is not None:
-            message.payload = reader.read(message)
-            payload = (await fallback.made(message),)
         headers = fallback_headers(message, decision, attempts)
         while lane.lease.is_held():
             try:
+                await reader.undo(message)
+                if fallback.payload is not None and not payload:
+                    message.payload = reader.read(message)
+                    payload = (await fallback.made(message),)
                 member = lane.outgoing.moved_member(message, fallback.group)
                 return await producer.moved(message, fallback.target, headers, lane.band, *payload, member=member)
-            except BrokerUnavailable as error:
-                self._throttled.warn(f"{message} waits for the server on its way to {fallback.target!r}", error)
+            except (BrokerUnavailable, BodyUnavailable, WrongBody) as error:
+                self._throttled.warn(f"{message} waits on its way to {fallback.target!r}", error)
                 await asyncio.sleep(0.1)
         return None
 
