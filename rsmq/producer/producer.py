@@ -331,7 +331,7 @@ class Producer:
         member: BatchMember | None = None,
     ) -> Output:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
-        writes."""
+        writes. Calls with one key return in their order, whatever the store of their bodies does."""
         target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
@@ -345,8 +345,10 @@ class Producer:
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra, folder)
         block = target.normal if band is None else await self._block(target, band)
         partition = block.numbers[partition_for(identity if key is None else key, block.count)]
-        encoding = self.encoding or NO_CODECS
-        body = await self._stored_body(folder)
+        encoding, body = self.encoding or NO_CODECS, None
+        if folder is not None and self._bodies is not None:
+            await self._bodies.put_in_turn(topic, key, folder.bodies)
+            body = next(iter(folder.bodies), None)
         is_once = message_id is not None
         return Output(
             target, partition, identity, fields, size, due, is_once, encoding=encoding, body=body, member=member

@@ -8,17 +8,21 @@ from collections.abc import Iterator
 
 
 class MemoryStore:
-    """Bodies in this process. `is_away`: each call fails; `gate`: a put waits for it."""
+    """Bodies in this process. `is_away`: each call fails; `gate`: a put waits for it; `waiting`: how many do;
+    `refused`: how many calls have failed."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
         self.times: dict[str, float] = {}
         self.is_away = False
+        self.waiting = self.refused = 0
         self.gate = threading.Event()
         self.gate.set()
 
     def put(self, name: str, data: bytes) -> None:
+        self.waiting += 1
         self.gate.wait(20)
+        self.waiting -= 1
         self._reach()
         self.bodies[name] = data
         self.times[name] = time.time()
@@ -47,4 +51,5 @@ class MemoryStore:
 
     def _reach(self) -> None:
         if self.is_away:
+            self.refused += 1
             raise ConnectionError("the network is down")
