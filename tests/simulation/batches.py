@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -73,10 +72,11 @@ class Batches:
             run.violate(f"{name} starts after the callback")
 
     def _calls(self) -> list[dict[str, Any]]:
-        found, keys = list[dict[str, Any]](), self._run.members[0].broker.keys
-        for partition in range(self._run.plan.partitions):
-            rows = self._run.network.ask("XRANGE", keys.stream(CALLBACKS, partition), "-", "+")
-            found += [json.loads(fields[1]) for _, fields in rows]
+        run, found = self._run, list[dict[str, Any]]()
+        keys = run.members[0].broker.keys
+        for partition in range(run.plan.partitions):
+            rows = run.network.ask("XRANGE", keys.stream(CALLBACKS, partition), "-", "+")
+            found += [run.encoded.order(dict(zip(each[::2], each[1::2], strict=True))) for _, each in rows]
         return found
 
     def wrong(self, letters: Sequence[tuple[Name, str]]) -> list[str]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rsmq import Message
 from rsmq.model.stream_id import parse_stream_id
 from tests.chaos.checker import Name
-from tests.simulation.endings import name_of
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
@@ -39,7 +38,8 @@ class Digests:
 
     def starts(self, member: Member, messages: Sequence[Message]) -> None:
         """A handler is called with these messages."""
-        run, names = self._run, [name_of(message) for message in messages]
+        run = self._run
+        names = [run.name_in(message) for message in messages]
         if not run.plan.linger or member.process.thawed_at >= run.world.now:  # it cannot know yet that it was replaced
             return
         keys = {message.key for message in messages}

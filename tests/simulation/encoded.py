@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
-from rsmq import Broker
+from rsmq import Broker, Message
 from rsmq.codecs import Encrypt, Keyring, Zstd
 from rsmq.control import Bodies
 from rsmq.errors import BodyUnavailable, LostBody, RsmqError, StoreUnavailable
-from rsmq.model.encoding import ENC, Encoding, binding_of
+from rsmq.model.encoding import ENC, Binding, Encoding, binding_of
+from rsmq.model.kept_result import KeptResult, result_binding
+from rsmq.model.message import stored_entry
+from tests.simulation.plan import GROUP
 
 if TYPE_CHECKING:
     from tests.simulation.run import Run
@@ -105,6 +108,20 @@ class Encoded:
                 else:
                     self._run.world.note(f"   swept: {sum(each.removed for each in done)}")
                 await anyio.sleep(0.7)
+
+    def order_of(self, message: Message) -> Any:
+        """The payload of a message, also before it is decoded."""
+        if message.is_plain or not message.is_encoded:
+            return json.loads(message.data)
+        flat = stored_entry(message)
+        return self.order(dict(zip(flat[::2], flat[1::2], strict=True)))
+
+    def result(self, kept: KeptResult, message_id: str) -> Any:
+        """What the handler of a message has returned."""
+        if not kept.enc:
+            return json.loads(kept.data or b"null")
+        identity = result_binding(GROUP, message_id).encode()
+        return json.loads(self.encoding.undo(kept.data, Binding(identity, None, kept.type.encode(), kept.enc.encode())))
 
     def order(self, fields: Mapping[bytes, bytes]) -> Any:
         """The payload of an entry."""

@@ -31,12 +31,6 @@ SLOWEST: Final = 0.9
 """Seconds that a reply takes at most without a fault: so much too late a message may start."""
 
 
-def name_of(message: Message) -> Name:
-    """Which message it is, also before its payload is decoded."""
-    order = json.loads(message.data)
-    return order["key"], order["n"]
-
-
 class Expiries(logging.Handler):
     """Which messages expire, when, and what became of them. It reads in the log what a worker has dropped.
 
@@ -82,7 +76,7 @@ class Expiries(logging.Handler):
 
     def starts(self, member: Member, message: Message) -> None:
         """A handler starts: the message has not expired, as far as its worker can know."""
-        name, world = name_of(message), self._run.world
+        name, world = self._run.name_in(message), self._run.world
         if name not in self._spans:
             return
         late = world.now - self._bounds(name, message)[1]
@@ -100,7 +94,7 @@ class Expiries(logging.Handler):
         if not str(record.msg).startswith("%s: expired, ") or not isinstance(record.args, tuple):
             return
         message: Any = record.args[1]
-        name, world = name_of(message), self._run.world
+        name, world = self._run.name_in(message), self._run.world
         is_dead = "dead letters" in str(record.msg)
         if name not in self._spans or is_dead != (name in self._ends_dead):
             self._run.violate(f"{name} expires in a way that it was not published with")
@@ -152,7 +146,7 @@ class Burials:
         choices, counts = self._run.world.choices, Counter[Name]()
 
         async def bury(message: Message, burial: Burial) -> None:
-            name = name_of(message)
+            name = self._run.name_in(message)
             counts[name] += 1
             self._run.world.note(f"   on_dead of {name} in m{member.number}: {burial.reason}")
             await message.publish(BURIED, {"key": name[0], "n": name[1]}, key=name[0])
@@ -211,7 +205,7 @@ class HandedOn:
         for partition in self._run.numbers:
             for _, flat in self._run.network.ask("XRANGE", keys.stream(FALLBACK, partition), "-", "+"):
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
-                order = json.loads(fields[b"data"])
+                order = self._run.encoded.order(fields)
                 yield (order["key"], order["n"]), json.loads(fields[b"h"]), fields[b"id"].decode()
 
     def wrong(self, letters: Iterable[tuple[Name, str]]) -> list[str]:

@@ -38,7 +38,10 @@ class Limits:
         self._forgiven_until = self._run.world.now + FORGIVEN
 
     def starts(self, member: Any, message: Message, name: str) -> None:
-        """A handler starts with a message: its name is not held, as far as the member knows."""
+        """A handler starts with a message: its name is not held, as far as the member knows. A hold may begin while
+        the attempt of a redelivered message is charged, or while a body is brought."""
+        if self._run.plan.encoded == "stored":
+            return
         for consumer in member.broker.worker.consumers if member.broker.worker is not None else ():
             holds = consumer.holds
             if holds is not None and not message.is_redelivered and not self._run.plan.batch:

@@ -885,9 +885,35 @@ EXHIBITS: Final = (
         "stored",
         Edit(
             "rsmq/producer/producer.py",
-            "await self._bodies.put_in_turn(topic, key, folder.bodies)",
-            "await self._bodies.put(folder.bodies)",
+            "            await self._bodies.put_in_turn(topic, key, folder.bodies)\n        if name is not None:",
+            "            await self._bodies.put(folder.bodies)\n        if name is not None:",
         ),
+    ),
+    encoded(
+        "bodies of a batch are put without a turn",
+        "a member whose body was put sooner overtakes an earlier one of its key",
+        "stored",
+        Edit(
+            "rsmq/producer/producer.py",
+            "            await self._bodies.put_in_turn(topic, key, folder.bodies)\n            body = ",
+            "            await self._bodies.put(folder.bodies)\n            body = ",
+        ),
+    ),
+    encoded(
+        "a message starts that has expired while its body came",
+        "its expiry is looked at only before its body is asked for",
+        "stored",
+        Edit(
+            "rsmq/consumer/running/runner.py",
+            "if message.expires_ms is not None and await self._expires(message, lane):\n            return False",
+            "if False:\n            return False",
+        ),
+    ),
+    encoded(
+        "on_dead is called once though its store is away",
+        "a message becomes a dead letter without its outputs",
+        "stored",
+        Edit("rsmq/handler/dead_hook.py", "CancelledError | StoreUnavailable)", "CancelledError)"),
     ),
     bug(
         "a stop during the start",

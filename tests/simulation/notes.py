@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from rsmq import Message, MessageRef
+from rsmq.model.kept_result import KeptResult
 from tests.chaos.checker import Name
 from tests.simulation.plan import GROUP, TOPIC
 
@@ -85,12 +85,12 @@ class Notes:
             home = ref.home.partition  # the publish may have met a seal: then it is in one that follows
             names = [keys.result(TOPIC, each, GROUP, ref) for each in (home, *run.layout.descendants_of(home))]
             raw = next(filter(None, (run.network.ask("GET", each) for each in names)), None)
-            head, _, data = (raw or b"").partition(b"\n")
-            if raw is None:
+            kept = KeptResult.read(raw) if raw is not None else None
+            if kept is None:
                 found.append(f"{name} is settled and has no result")
-            elif name in settled - dead - ended and json.loads(data or b"null") != list(name):
+            elif name in settled - dead - ended and run.encoded.result(kept, str(ref)) != list(name):
                 found.append(f"the result of {name} is {raw!r}")
-            elif name in dead - ended and "reason" not in json.loads(head):
+            elif name in dead - ended and not kept.reason:
                 found.append(f"the dead letter {name} has the result {raw!r}")
         return found
 

@@ -290,15 +290,10 @@ class Plan:
             varied = replace(varied, has_notes=True, faults=tuple(each for each in varied.faults if each not in losses))
         if is_hot:
             varied = varied._hot(choices)
-        # what is read of entries here, as of unique names and tenants, would need the store
-        may_encode = not (
-            is_inbox or has_hook or has_fallback or varied.uniques or varied.expires or varied.moves or varied.in_batch
-        )
         if is_inbox and not is_mqtt and choices.unit("encoded letters") < self.encodes:
             return replace(varied, encoded="sealed")
-        if may_encode and choices.unit("encoded") < self.encodes:
-            kind = choices.among(["sealed", "stored"], "how encoded")
-            return replace(varied, encoded=kind, has_notes=False, has_outputs=varied.has_outputs and kind == "sealed")
+        if not is_inbox and choices.unit("encoded") < self.encodes:
+            varied = replace(varied, encoded=choices.among(["sealed", "stored"], "how encoded"))
         may_be_quiet = distribution == "hash" and ordering != "partition" and not (batch or is_inbox or is_audited)
         if may_be_quiet and choices.unit("quiet") < self.quiet:
             varied = replace(varied, has_quiet=True)

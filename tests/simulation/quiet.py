@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rsmq import Message
 from rsmq.model.clock import from_epoch_ms
 from tests.chaos.checker import Name
-from tests.simulation.endings import name_of
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Quiet:
 
     def due(self, message: Message) -> datetime | None:
         """From when on a message may start."""
-        choices, name = self._run.world.choices, name_of(message)
+        choices, name = self._run.world.choices, self._run.name_in(message)
         if choices.unit(f"quiet {name}") >= SHARE:
             return None
         stored = int(message.stream_id.partition("-")[0])

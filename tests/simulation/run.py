@@ -16,7 +16,7 @@ import anyio
 from tenacity import wait_fixed
 
 from rsmq import Broker, Hold, Message, MessageRef, Rate, Reject, Retry, RetryPolicy, Settings
-from rsmq.errors import BrokerUnavailable, RsmqError
+from rsmq.errors import BrokerUnavailable, RsmqError, StoreUnavailable
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.layout import Layout, read_layout
 from tests.chaos.checker import History, Name, check
@@ -76,8 +76,8 @@ def name_of(message: Message) -> str:
 
 
 def tenant_of(message: Message) -> str:
-    """Of three: messages of a key are of several."""
-    return f"t{crc32(message.data) % 3}"
+    """Of three: messages of a key are of several. Of what is encoded the payload is not known when this is asked."""
+    return f"t{crc32(message.data if message.encoding is None else message.id.encode()) % 3}"
 
 
 class Run:
@@ -291,6 +291,11 @@ class Run:
         counts += f", {self.plan.encoded}" if self.plan.encoded else ""
         return f"{counts}, {len(self.expiries.ended)} expired" if self.plan.expires else counts
 
+    def name_in(self, message: Message) -> Name:
+        """Which message it is, also before its payload is decoded."""
+        order = self.encoded.order_of(message)
+        return order["key"], order["n"]
+
     def violate(self, what: str) -> None:
         """A promise is broken."""
         if what not in self.violations:
@@ -406,7 +411,7 @@ class Run:
             if member.process.thawed_at < self.world.now:  # as it wakes up, it cannot know yet that it was replaced
                 self._check_start(member, (origin.stream, message.stream_id), name)
                 self.cancels.starts(name, member.number)
-            if plan.bands and not plan.batch and not message.is_redelivered:
+            if plan.bands and not plan.batch and not message.is_redelivered and plan.encoded != "stored":
                 self._check_bands(member, message, name)
             if not plan.linger:  # enough messages end a window that was moved
                 self.moves.starts(name, member.number)
@@ -433,7 +438,11 @@ class Run:
             if is_moved and not self.is_perhaps_twice(name):
                 self.violate(f"{name} was stored as {self._stream_ids[name]} and as {message.stream_id}")
             if plan.has_outputs:
-                await message.publish(OUTPUTS, {"key": name[0], "n": name[1]}, key=name[0])
+                try:
+                    await message.publish(OUTPUTS, {"key": name[0], "n": name[1]}, key=name[0])
+                except StoreUnavailable:
+                    self._note("fail", name, member.number, message.attempt)
+                    raise
             if plan.busy:
                 await anyio.sleep(choices.between(0, plan.busy, f"work: {label}"))
             await self.notes.work(member, name, message)

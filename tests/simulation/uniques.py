@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,7 +72,7 @@ class Uniques:
             at = (TOPIC, partition)
             for packed in ask("ZRANGE", keys.delayed(*at), 0, -1):
                 try:
-                    name = name_in(unpack_fields(packed))
+                    name = self._name_in(unpack_fields(packed))
                 except Malformed:
                     continue
                 found += [(name, "delayed")] if name in wanted else []
@@ -85,7 +84,7 @@ class Uniques:
             pending = {row[0] for row in ask("XPENDING", keys.stream(*at), GROUP, "-", "+", 10_000)}
             parked = {each.partition(b"|")[0] for each in ask("ZRANGE", keys.retry(*at, GROUP), 0, -1)}
             for entry_id, fields in ask("XRANGE", keys.stream(*at), "-", "+"):
-                name = name_in(fields)
+                name = self._name_in(fields)
                 is_marked = entry_id in marks and name not in begun  # what is replaced never begins
                 if name not in wanted:
                     continue
@@ -95,8 +94,7 @@ class Uniques:
                     found.append((name, state))
         return found
 
-
-def name_in(fields: list[bytes]) -> Name:
-    """Which message it is."""
-    order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"data", b'{"key": "", "n": 0}'))
-    return order["key"], order["n"]
+    def _name_in(self, fields: list[bytes]) -> Name:
+        """Which message it is."""
+        order = self._run.encoded.order(dict(zip(fields[::2], fields[1::2], strict=True)))
+        return order["key"], order["n"]
