@@ -79,7 +79,7 @@ def left_before(
     for each in needed:
         named, may_come = each.flows.named, layout.keys_after(each.partition, lane.partition)
         all_unread = about[each].unread
-        keys.update(filter(may_come, [key for key in {*all_unread, *about[each].waiting} if named.flow_of(key)]))
+        keys.update(key for key in filter(may_come, all_unread | about[each].waiting) if named.flow_of(key))
         if not is_read:
             unread.update(filter(may_come, all_unread))
     given = {} if is_read else {each.partition: about[each].given for each in needed}
