@@ -86,6 +86,14 @@ def longest(starts: Iterable[str], nodeid: str) -> str:
     return max((start for start in starts if nodeid.startswith(start)), key=len, default="")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is marked with `long_chaos` is a test of chaos, and left to `make chaos`."""
+    for mark in item.iter_markers("long_chaos"):
+        item.add_marker("chaos")
+        if os.environ.get("CHAOS") != "long":
+            item.add_marker(pytest.mark.skip(reason=f"{mark.args[0]}: CHAOS=long, or make chaos"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what `--fast` and `--shard` do not ask for; with `-n`, sort by LONGEST_FIRST."""
     kept = [item for item in items if not (config.getoption("--fast") and longest(SLOW, item.nodeid))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def test_a_run_is_given_up_when_nothing_changes_or_a_resize_does_not_end() -> No
     assert not still.look(end + 3.0, (end + 3,), 1, is_resizing=False)
 
 
-@pytest.mark.chaos
-@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="half a minute: runs with `make chaos`")
+@pytest.mark.long_chaos("half a minute")
 async def test_a_topic_that_is_resized_while_masters_are_lost_loses_and_reorders_nothing(tmp_path: Path) -> None:
     """The small form of `python -m tests.chaos.bands_run --resize --sentinel`, with a kill."""
     verdict = await main(6000, 1, 1, tmp_path, SIZES, on_sentinel=True)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.chaos.conftest import RunScenario
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="half a minute: CHAOS=long, or make chaos"),
-]
+pytestmark = pytest.mark.long_chaos("half a minute")
 
 
 async def test_rolling_upgrade_and_downgrade_lose_and_reorder_nothing(run_scenario: RunScenario) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -114,10 +113,7 @@ async def test_moving_slots_under_outputs_stores_each_once(
         assert await wrong_outputs(run) == []
 
 
-LONG = pytest.mark.skipif(
-    os.environ.get("CHAOS") != "long",
-    reason="20 s for what a killed master shows almost as well: runs with `make chaos`",
-)
+LONG = pytest.mark.long_chaos("20 seconds for what a killed master shows almost as well")
 
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("pause", marks=LONG)])

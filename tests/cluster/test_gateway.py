@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 import pytest
@@ -13,10 +12,7 @@ from tests.chaos.gateway_run import GatewayRun
 from tests.chaos.worker import TOPIC
 from tests.cluster.cluster import Cluster
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="runs with `make chaos`"),
-]
+pytestmark = pytest.mark.long_chaos("half a minute")
 
 
 async def test_gateways_are_killed_while_slots_move(cluster: Cluster, run_on: Callable[..., GatewayRun]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -35,8 +34,7 @@ from tests.patience import until
 Make = Callable[..., Broker]
 
 
-@pytest.mark.chaos
-@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="ten seconds: runs with `make chaos`")
+@pytest.mark.long_chaos("ten seconds")
 async def test_a_topic_grows_while_its_slots_move(make_broker: Make, cluster: Cluster) -> None:
     """Of its record, its group and its partitions: the test of one server, with that beside it."""
     keys, chance, moved = make_broker().keys, random.Random(1), list[str]()

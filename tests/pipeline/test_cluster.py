@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,8 +46,7 @@ def test_an_executor_is_killed(run: Callable[[str, str], None], store: Store, to
         assert copied == original
 
 
-@pytest.mark.chaos
-@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="most of a minute: CHAOS=long, or make chaos")
+@pytest.mark.long_chaos("most of a minute")
 def test_an_executor_is_killed_under_an_archive(
     run: Callable[[str, str], None], store: Store, topic: str, spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:

@@ -42,8 +42,7 @@ def remote(spark: SparkSession) -> Iterator[str]:
     server.shutdown()
 
 
-@pytest.mark.chaos
-@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="20 seconds of CPU: CHAOS=long, or make chaos")
+@pytest.mark.long_chaos("20 seconds of CPU")
 @pytest.mark.timeout(620)
 def test_connect_client_reads_writes_and_streams(
     remote: str, connection: dict[str, str], store: Store, topic: str, tmp_path: Path

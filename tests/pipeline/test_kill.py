@@ -21,11 +21,7 @@ ROOT = Path(__file__).parents[2]
 COUNT = 12_000
 SPARK = ("--engine", "spark")
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="minutes long: CHAOS=long, or make chaos"),
-]
+pytestmark = [pytest.mark.long_chaos("minutes"), pytest.mark.timeout(900)]
 
 
 class Command:

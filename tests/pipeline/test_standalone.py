@@ -23,10 +23,9 @@ RATE_SECONDS = 20
 PASSWORD = "pass word"
 
 pytestmark = [
-    pytest.mark.chaos,
+    pytest.mark.long_chaos("minutes"),
     pytest.mark.spark_cluster,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="minutes long: CHAOS=long, or make chaos"),
 ]
 
 

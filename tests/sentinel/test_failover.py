@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
@@ -24,7 +23,7 @@ from tests.sentinel.sentinels import NAME, Border, Sentinels, replace_master, sw
 from tests.servers import Server, wait_until
 
 pytestmark = pytest.mark.chaos
-LONG = pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="runs with `make chaos`")
+LONG = pytest.mark.long_chaos("half a minute")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,7 @@ from tests.chaos.gateway_run import GatewayRun
 from tests.patience import until
 from tests.sentinel.sentinels import Sentinels
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="runs with `make chaos`"),
-]
+pytestmark = pytest.mark.long_chaos("half a minute")
 
 
 async def test_gateways_are_killed_and_the_master_is_replaced(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import anyio
@@ -40,8 +39,7 @@ def test_sentinels_that_were_set_up_anew_are_believed() -> None:
     assert master_state.learn([says(0, OLD), says(0, OLD)], 2, 7) == OLD
 
 
-@pytest.mark.chaos
-@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="14 s: runs with `make chaos`")
+@pytest.mark.long_chaos("14 seconds")
 async def test_a_failover_is_seen_once() -> None:
     """A master that is up is replaced, and asked for without a pause meanwhile: it changes once, and never back."""
     with Sentinels() as sentinels:
