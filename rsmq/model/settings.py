@@ -47,7 +47,6 @@ class Overrides(TypedDict, total=False):
     key_patience: Duration
     dedup_window: Duration
     delay_resolution: Duration
-    recovery_batch: int
     retention_age: Duration
     retention_length: int
     retention_interval: Duration
@@ -158,7 +157,9 @@ class Settings:
         "A member whose presence connection is closed for this long is replaced. 0s turns this off.",
     )
     presence_interval: timedelta = setting(
-        timedelta(milliseconds=250), span(gt=timedelta(0)), "How often members check each other's presence connections."
+        timedelta(milliseconds=250),
+        span(gt=timedelta(0)),
+        "How often members check each other's presence connections: in large groups, less often costs the server less.",
     )
     stop_grace: timedelta = setting(
         timedelta(seconds=25), span(), "Time that running handlers have after SIGTERM (Kubernetes kills after 30 s)."
@@ -190,7 +191,6 @@ class Settings:
         span(gt=timedelta(0)),
         "Polling interval for delayed messages and retries: they may be late by this much.",
     )
-    recovery_batch: int = setting(200, number(1, 1000), "Pending messages claimed with one call.")
 
     retention_age: timedelta = setting(timedelta(days=1), span(), "Settled messages are kept for replay this long ...")
     retention_length: int = setting(100_000, number(0), "... or until the partition has this many newer ones.")
@@ -218,7 +218,8 @@ class Settings:
     inbox_poll: timedelta = setting(
         timedelta(seconds=30),
         span(gt=timedelta(0)),
-        "How often an idle session polls its inbox, in case a wake-up was lost.",
+        "How often an idle session polls its inbox, in case a wake-up was lost: "
+        "with many idle devices, less often costs the server less.",
     )
 
     log_names: Literal["whole", "short"] = setting(

@@ -41,7 +41,7 @@ TARGET: Final[Any] = SimpleNamespace(name="invoices", max_length=0)
 OUT: Final = KEYS.stream(TARGET.name, 0)
 DAY: Final = timedelta(days=1)
 """Leases and retries last so long that none ends by itself: time passes when the search says so."""
-SETTINGS: Final = Settings(lease_ttl=DAY, recovery_batch=2, prefetch=4)
+SETTINGS: Final = Settings(lease_ttl=DAY, prefetch=4)
 POLICY: Final = RetryPolicy(max_attempts=2, wait=wait_fixed(DAY.total_seconds()))
 
 Wire = tuple[Any, ...]
@@ -121,7 +121,7 @@ def _message(lane: Lane, number: int, attempt: int) -> Message:
 
 def _reclaimer(command: Command) -> Reclaimer:
     runner: Any = SimpleNamespace(queue=None)
-    return Reclaimer(_context(command.member), runner, _settler(command))
+    return Reclaimer(_context(command.member), runner, _settler(command), page=2)
 
 
 def _take(command: Command, reader: str, absent: str) -> Wire:

@@ -37,6 +37,8 @@ log = logging.getLogger("rsmq.reclaim")
 
 LISTED: Final = 1000
 """Pending ids in one look for those that are not known here."""
+PAGE: Final = 200
+"""Pending messages that are claimed with one call."""
 
 ClaimedEntry = tuple[bytes, int, int, list[bytes], int]
 """Id, attempts charged, ms until its retry, fields, and whether the server had it as delivered to this member."""
@@ -66,7 +68,8 @@ class Reclaimer:
     skipped. What a lost reply had delivered to this member has not started here, so it is still a first delivery.
     """
 
-    def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
+    def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler, page: int = PAGE) -> None:
+        self._page = page
         self._client = context.client
         self._settings = context.settings
         self._member = context.member
@@ -148,7 +151,7 @@ class Reclaimer:
         """Where the first message is that is not known here, and how many follow it. If there is none: behind the last
         one. What is known must not be claimed: a claim settles what was deleted, and so does a call for it that is on
         its way."""
-        start, most = cursor, min(self._settings.recovery_batch, room)
+        start, most = cursor, min(self._page, room)
         while True:
             rows = await self._client.execute_command("XPENDING", lane.stream, lane.group, start, "+", LISTED)
             ids = [row[0] for row in rows]
@@ -281,9 +284,9 @@ class Reclaimer:
                 return cursor
 
     def _bounds(self, room: int, most: int = 0) -> tuple[int, int]:
-        """How many messages a page may have, by default as the setting says, and how many bytes."""
+        """How many messages a page may have, by default `page`, and how many bytes."""
         part = self._client.page_limit.of
-        return min(part(most or self._settings.recovery_batch), room), part(int(self._settings.prefetch_bytes) // 4)
+        return min(part(most or self._page), room), part(int(self._settings.prefetch_bytes) // 4)
 
     def _lost_body(self, lane: Lane) -> tuple[str | int, ...]:
         """How many dead letters are kept, and what is in that of a deleted entry."""
@@ -308,7 +311,7 @@ class Reclaimer:
 
     async def unpark(self, lane: Lane, room: int) -> None:
         """Without key order: deliver parked messages that are due, and note when the next one is."""
-        limit = min(self._client.page_limit.of(self._settings.recovery_batch), room)
+        limit = min(self._client.page_limit.of(self._page), room)
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
         args = (self._member, lane.epoch, lane.group, limit, *self._lost_body(lane))
         lane.recovery.ask_for_retries()
