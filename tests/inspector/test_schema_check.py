@@ -67,7 +67,11 @@ async def test_every_kind_of_message_is_decoded(settings: Settings) -> None:
                 await check(broker, new_code(settings))
             )["waiting_for_retry"].checked == 2
 
+        async def is_tidied() -> int:
+            return int(await broker.client.execute_command("EXISTS", broker.keys.removed("orders", 0)))
+
         await until(settled, "two are parked, two are dead")
+        await until(is_tidied, "retention has looked at the partition, and made its record")
         before = await broker.client.execute_command("DBSIZE")
         found = await check(broker, new_code(settings))
         assert {kind: (each.checked, each.failed) for kind, each in found.items()} == {
