@@ -241,6 +241,7 @@ class Presence:
             wanted = [channel for channel in self._wanted if channel not in self._subscribed]
         if not wanted:
             return
+        self._ran_at = monotonic()
         own = self._keys.presence(self._member)
         if self._connector.is_cluster and own in wanted:
             pubsub.ssubscribe(own)
@@ -250,19 +251,20 @@ class Presence:
         if others:
             pubsub.subscribe(*others)
         while not self._subscribed.issuperset(wanted):
-            now = monotonic()
             self._take(pubsub.get_message(timeout=REPLY_TIMEOUT))
-            self._ran_at = now
             if self._ending.is_set():
                 return
 
     def _listen(self, pubsub: Any, wakeup: Wakeup) -> None:
         pinged = heard = monotonic()
+        is_there = False
         while not self._ending.is_set() and self._is_needed:
             if self._resubscribe_wanted.is_set():
                 raise OSError("the server that other members ask does not have the subscription")
             self._subscribe(pubsub)
             before = now = monotonic()
+            # what has come before a break is read before the break is seen: it says nothing about now
+            is_behind = is_there and bool(pubsub.connection.can_read(timeout=0))
             is_there = wakeup.wait(pubsub.connection, min(self._longest_wait, max(0.0, pinged + PING_INTERVAL - now)))
             message = pubsub.get_message(timeout=REPLY_TIMEOUT) if is_there else None
             now = monotonic()
@@ -274,7 +276,8 @@ class Presence:
                     raise OSError("no reply on the subscription")
                 pubsub.ping()
                 pinged = now
-            self._ran_at = before  # the connection was looked at since: a pause before that would have shown a break
+            if not is_behind:  # the connection was looked at since: a pause before that would have shown a break
+                self._ran_at = before
 
     def _take(self, message: Any) -> None:
         if message is None:

@@ -332,6 +332,13 @@ EXHIBITS: Final = (
         "            before = now = monotonic()\n",
         "            before = now = self._ran_at = monotonic()\n",
     ),
+    resized(
+        "what has come before a break counts as a look",
+        "a paused member that reads announcements of before the break goes on for the grace: others have replaced it",
+        "heartbeat/presence.py",
+        "            is_behind = is_there and bool(pubsub.connection.can_read(timeout=0))\n",
+        "            is_behind = False\n",
+    ),
     bug(
         "a return that no member has seen",
         "a presence that comes back between two looks of another member, and breaks again, gets a new grace",
