@@ -49,9 +49,7 @@ class Plan:
     per_core: float = 0.7
     gateway_bytes: float = 0.0
     subscription_bytes: float = 0.0
-    """Of a subscription, in each gateway process."""
-    subscription_us: float = 0.0
-    """CPU of a gateway process that begins, for each subscription."""
+    """Of a subscription to a topic name, on the server."""
     publish_at_once_us: Sequence[tuple[int, float]] = ()
     """How many publishes of one process are on their way at once, and the server CPU of one of them."""
     node_gib: float = 26.0
@@ -174,10 +172,9 @@ class Plan:
             f"{MANY_DEVICES:,} devices instead: {figure(large.devices_bytes / gib)} GiB of letters and sessions, "
             f"{figure(large.devices * large.connected_share * large.gateway_bytes / gib)} GiB in gateways, "
             f"{large.masters_by_memory} masters by memory and {large.masters_by_cpu} by CPU: for messages that are "
-            "published in full batches. What each device has subscribed to is not in it. Every gateway process holds "
-            f"all subscriptions: one for each device would be {figure(MANY_DEVICES * self.subscription_bytes / gib)} "
-            f"GiB in each, and {figure(MANY_DEVICES * self.subscription_us / 6e7)} minutes of CPU at its start. So "
-            "give topics of devices a route, and send commands with `broker.send`, which need none.",
+            "published in full batches. What each device has subscribed to is not in it: for a topic name each they "
+            f"are {figure(MANY_DEVICES * self.subscription_bytes / gib)} GiB more on the masters. Filters with "
+            "wildcards are held by every gateway process. Commands that are sent with `broker.send` need neither.",
             "",
         ]
 
@@ -199,8 +196,7 @@ def costs_of(results: Path, studies: dict[str, Any]) -> dict[str, Any]:
             entry_bytes=largest["pending"]["server_bytes"], device_bytes=largest["devices"]["server_bytes"],
             session_bytes=largest["devices"]["session_bytes"], letter_us=largest["devices"]["send_us"],
             gateway_bytes=largest["devices"]["gateway_bytes"],
-            subscription_bytes=largest["subscriptions"]["held_bytes"],
-            subscription_us=largest["subscriptions"]["begin_us"],
+            subscription_bytes=largest["subscriptions"]["server_bytes"],
             publish_at_once_us=[(count, step["server_us"]) for count, step in single if count in CASES],
         )
     )  # fmt: skip

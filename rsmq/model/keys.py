@@ -316,7 +316,9 @@ class Keys:
 
     def mqtt(self, shard: int, name: str) -> str:
         """Of the MQTT gateways, for the clients of a shard: `subscriptions` (hash: client -> epoch and its list),
-        `changes` (stream of the same), `sessions` (ZSET: expires_ms -> epoch and client) and `wills` (the same).
+        `names` (hash: topic name -> its subscribers), `followed` (hash: client -> the rest of its list), `changes`
+        (stream of these), `mark` (string: their state), `new:<call>` (string with TTL: older messages), `sessions`
+        (ZSET: expires_ms -> epoch and client) and `wills` (the same).
 
         No topic has a `%`, and in a device it is encoded, so these keys meet no others.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
@@ -57,3 +58,22 @@ def unpack(raw: bytes) -> tuple[list[Subscription], bool]:
         if type(each.filter) is not str or not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("a subscription has fields of another type")
     return subscriptions, 0 not in found
+
+
+def unpack_subscribers(name: str, raw: bytes) -> list[tuple[str, Subscription, str]]:
+    """The subscribers of a topic name in a shard: client, subscription, and the call whose older messages it does not
+    meet ('' = none).
+
+    `raw` is a client and its options in turn, each before a NUL. The options are digits: QoS, no local, retain as
+    published, retain handling, identifier; and `!` and the call. What another client has written is left out.
+    """
+    found, parts = list[tuple[str, Subscription, str]](), raw.split(b"\0")
+    for client, options in zip(parts[:-1:2], parts[1::2], strict=False):
+        digits, _, token = options.partition(b"!")
+        if not client or len(digits) < 4 or not digits.isdigit() or len(digits) > 13:
+            continue
+        flags, identifier = [int(digits[at : at + 1]) for at in range(4)], int(digits[4:] or 0)
+        with suppress(ValueError):
+            about = Subscription(name, flags[0], flags[1] == 1, flags[2] == 1, flags[3], identifier)
+            found.append((client.decode(), about, token.decode("ascii")))
+    return found

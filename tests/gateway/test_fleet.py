@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -242,23 +242,31 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
     assert await router.route([early]) is None
     assert await client.execute_command("ZCARD", inbox) == 1
     epoch = (await client.execute_command("HGET", session, "epoch")).decode()
-    catch_up = registry.catch_up
+    look = registry.look
 
-    async def catch_up_and_end() -> None:
-        await catch_up()
-        registry.catch_up = catch_up  # type: ignore[method-assign]
+    async def look_and_end(names: Collection[str]) -> None:
+        await look(names)
+        registry.look = look  # type: ignore[method-assign]
         ending = Registry(client, keys, batcher)
         shares = Shares(client, keys, ending, writer)
         ends = Sessions(client, keys, batcher, ending, shares, None, "late", ServerClock(), asyncio.create_task)  # type: ignore[arg-type]
         await ends.end(name, epoch)
 
-    registry.catch_up = catch_up_and_end  # type: ignore[method-assign]
+    registry.look = look_and_end  # type: ignore[method-assign]
     assert await router.route([late]) is None
     assert router.letters == 2
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert await client.execute_command("KEYS", f"{keys.prefix}:{{{name}}}*") == []
     await broker.topics.delete(name)
+
+
+async def met(registry: Registry, name: str) -> list[Subscription]:
+    """The subscriptions that a topic name meets."""
+    await registry.look((name,))
+    by_name = registry.subscribers(name)
+    assert by_name is not None
+    return [subscription for _, subscription in (*by_name.found, *registry.tree.match(name))]
 
 
 async def test_a_client_that_subscribes_again_to_what_it_has_changes_nothing(broker: Broker, name: str) -> None:
@@ -279,13 +287,11 @@ async def test_a_client_that_subscribes_again_to_what_it_has_changes_nothing(bro
         assert await client.execute_command("XLEN", changes) == before
         with pytest.raises(SessionTaken):
             await registry.write(name, "10", ())
-        await following.catch_up()
-        assert [each.filter for _, each in following.tree.match("x")] == [wanted[1].filter]
+        assert [each.filter for each in await met(following, "x")] == [wanted[1].filter]
         assert await registry.write(name, "11", wanted, is_online=False) == shares
         assert await client.execute_command("XLEN", changes) == before + 1
         assert await registry.write(name, "12", wanted[:1]) == shares
-        await following.catch_up()
-        assert following.tree.match("x") == []
+        assert await met(following, "x") == []
         assert await registry.write(name, "12", ()) == b"OK"
         await client.execute_command("HDEL", keys.mqtt(shard_of(name), "subscriptions"), name)
     running.cancel()
@@ -303,13 +309,13 @@ async def test_a_retained_message_is_kept_before_its_subscriptions_are_read(brok
     clock = ServerClock()
     retained, registry = Retained(client, keys, batcher, 100), Registry(client, keys, batcher)
     seen = list[bytes]()
-    catch_up = registry.catch_up
+    look = registry.look
 
-    async def look_and_catch_up() -> None:
+    async def note_and_look(names: Collection[str]) -> None:
         seen.append(await retained.find_one(name))
-        await catch_up()
+        await look(names)
 
-    registry.catch_up = look_and_catch_up  # type: ignore[method-assign]
+    registry.look = note_and_look  # type: ignore[method-assign]
     writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
     router = MqttRouter(registry, writer, retained, KeptChoices(keys, batcher), clock.now_ms)
     headers = {"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1", "mqtt-retain": "1"}

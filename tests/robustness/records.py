@@ -93,6 +93,7 @@ STRINGS: Final = frozenset(
         "batch_members",
     }
 )
+MQTT_KEYS: Final = ("subscriptions", "changes", "names", "followed", "mark", "sessions", "wills")
 SEVERAL: Final = frozenset({"mqtt", "retained"})
 """Several keys under one method."""
 NO_RECORDS: Final = {
@@ -167,12 +168,16 @@ def spoilings(keys: Keys, kind: str, entry_id: str) -> Iterator[list[Command]]:
         yield [("XADD", of(keys, kind), where, name, value) for value in SPOILED for name in names]
         yield [("XADD", of(keys, kind), where, value, value) for value in SPOILED]
     elif kind == "mqtt":
-        names = {name: keys.mqtt(shard_of("phone"), name) for name in ("subscriptions", "changes", "sessions", "wills")}
+        names = {name: keys.mqtt(shard_of("phone"), name) for name in MQTT_KEYS}
         for value in SPOILED:
             yield [("HSET", names["subscriptions"], "phone", value, "other", b"1|" + value)]
         yield [("HSET", names["subscriptions"], *(part for value in SPOILED for part in (value, value)))]
         yield [("XADD", names["changes"], "*", "n", value, "c", value, "v", value) for value in SPOILED]
         yield [("XADD", names["changes"], "*", value, value) for value in SPOILED]
+        for value in SPOILED:
+            yield [("HSET", names["names"], "a/b", value, "a/c", b"phone\x001000\0" + value)]
+            yield [("HSET", names["followed"], "phone", value, value, value, b"phone\0" + value, value)]
+            yield [("SET", names["mark"], value)]
         for score in ("1", "-inf"):
             yield [("ZADD", names[name], score, value) for name in ("sessions", "wills") for value in SPOILED]
     else:

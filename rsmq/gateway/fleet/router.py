@@ -17,6 +17,7 @@ from rsmq.gateway.fleet.message import RETAINED, Copy, Published, combine, from_
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import REMEMBERED_MS, Retained, stamp
 from rsmq.gateway.fleet.shares import Choice, Decide, KeptChoices, choices_of
+from rsmq.gateway.fleet.subscribers import Subscribers
 from rsmq.gateway.protocol.packet import Subscription
 from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.handler.handler import Handler, build_handler
@@ -40,18 +41,20 @@ class RoutePlan(NamedTuple):
     """Where the messages with the same headers go: all that one client publishes to one topic name, as a rule.
 
     `published`: such a message without its payload. `fronts`: the letter up to the payload, and the clients that get
-    this one. The member of a share is chosen for each message.
+    this one. The member of a share is chosen for each message. `subscribers`: those of its topic name; with others it
+    is not the plan any more.
     """
 
     published: Published
     ttl_ms: int | bytes
     fronts: list[tuple[bytes, list[str]]]
     shares: list[str]
+    subscribers: Subscribers | None
 
 
 New = frozenset[tuple[str, str]]
 """Subscriptions, by client and filter."""
-NOWHERE: Final = RoutePlan(Published("", b"", 0, False, "", None, b""), b"", [], [])
+NOWHERE: Final = RoutePlan(Published("", b"", 0, False, "", None, b""), b"", [], [], None)
 
 
 def source_of(origin: Origin) -> str:
@@ -108,6 +111,8 @@ class MqttRouter:
         """For all their receivers."""
         self._plans: dict[bytes, RoutePlan] = {}
         """By headers."""
+        self._parsed: dict[bytes, Published | None] = {}
+        """What headers say, of the messages that are being routed and have no plan."""
         self._version = 0
         self._planned = 0
         self.under_way: dict[str, int] = {}
@@ -140,17 +145,18 @@ class MqttRouter:
         raw_headers = [each.raw_headers for each in messages]
         if retained := maybe_retained(messages, raw_headers):
             await self._keep_all(retained)
-        await self._registry.catch_up()
+        names = self._topic_names(messages, raw_headers)
+        await self._registry.look(names)  # no other await until all of them are planned
         self._renew_plans()
+        some_new = [each for name in names if (each := self._registry.subscribers(name)) is not None and each.older]
         self.routed += len(messages)
         stored, shared, next_raw = Receipt(), list[tuple[Message, RoutePlan]](), iter(raw_headers)
         for origin, run in groupby(messages, ORIGIN):
-            source, new = source_of(origin), self._registry.new.get(partition_name(origin))
+            partition, source = partition_name(origin), source_of(origin)
             for message in run:
-                self._deliver(message, next(next_raw), source, stored, shared, new)
-            if new:
-                passed = sortable(message.entry_id)
-                new[:] = [each for each in new if each[0] > passed]
+                self._deliver(message, next(next_raw), source, stored, shared, partition)
+            self._pass(partition, sortable(message.entry_id), some_new)
+        self._parsed.clear()
         try:
             if shared:
                 await self._share_all(shared, stored)
@@ -160,6 +166,32 @@ class MqttRouter:
         except Exception:  # of the letters of some messages: once more, to find out which
             return [await self._outcome(message) for message in messages]
         return None
+
+    def _topic_names(self, messages: Sequence[Message], raw_headers: Sequence[bytes | None]) -> set[str]:
+        """The topic names of messages, as far as their headers can be read."""
+        found, plans, parsed = set[str](), self._plans, self._parsed
+        for message, raw in zip(messages, raw_headers, strict=True):
+            if raw is not None and (plan := plans.get(raw)) is not None:
+                if plan.subscribers is not None:
+                    found.add(plan.published.topic)
+                continue
+            if raw is None or raw not in parsed:
+                with suppress(ValueError):  # broken headers, which `_deliver` names
+                    published = from_headers(message.headers, b"")
+                    if published is not None:
+                        found.add(published.topic)
+                    if raw is not None:
+                        parsed[raw] = published
+            elif (known := parsed[raw]) is not None:
+                found.add(known.topic)
+        return found
+
+    def _pass(self, partition: str, position: str, some_new: Iterable[Subscribers]) -> None:
+        """All messages of a partition up to a position are planned: which of them are older counts no more."""
+        if new := self._registry.new.get(partition):
+            new[:] = [each for each in new if each[0] > position]
+        for each in some_new:
+            each.passed(partition, position)
 
     async def _keep_all(self, messages: Sequence[Message]) -> None:
         """Keep the messages that are to be retained. Their gateway does it, too, and may be later than this one."""
@@ -195,13 +227,12 @@ class MqttRouter:
 
     async def _outcome(self, message: Message) -> Exception | None:
         """Deliver a message again, by itself. What is stored already is not stored twice."""
-        stored = Receipt()
-        self._renew_plans()
-        origin = message.origin
-        new = self._registry.new.get(partition_name(origin))
-        shared = list[tuple[Message, RoutePlan]]()
-        self._deliver(message, message.raw_headers, source_of(origin), stored, shared, new)
+        stored, shared = Receipt(), list[tuple[Message, RoutePlan]]()
+        raw, origin = message.raw_headers, message.origin
         try:
+            await self._registry.look(self._topic_names([message], [raw]))
+            self._renew_plans()
+            self._deliver(message, raw, source_of(origin), stored, shared, partition_name(origin))
             if shared:
                 await self._share_all(shared, stored)
             await stored.complete()
@@ -211,14 +242,14 @@ class MqttRouter:
 
     def _deliver(
         self, message: Message, raw_headers: bytes | None, source: str, stored: Receipt,
-        shared: list[tuple[Message, RoutePlan]], new: Sequence[tuple[str, New]] | None,
+        shared: list[tuple[Message, RoutePlan]], partition: str,
     ) -> None:  # fmt: skip
-        """Queue the letters of one message. `new`: subscriptions that older messages do not meet. `shared` gets it if
-        it meets shared subscriptions, too."""
+        """Queue the letters of one message. `shared` gets it if it meets shared subscriptions, too."""
         try:
-            plan = None if new or raw_headers is None else self._plans.get(raw_headers)
-            if plan is None:
-                plan = self._older_plan(message, raw_headers, new) if new else self._plan_of(message, raw_headers)
+            plan = self._plan_of(message, raw_headers)
+            subscribers = plan.subscribers
+            if self._registry.new.get(partition) or (subscribers is not None and subscribers.older):
+                plan = self._older_plan(message, plan, partition)
         except ValueError as error:
             log.warning("message %s has broken MQTT headers and is not routed: %s", message.id, error)
             return
@@ -281,29 +312,44 @@ class MqttRouter:
     def _plan_of(self, message: Message, raw: bytes | None) -> RoutePlan:
         """The plan for a message; it is kept until a subscription changes. Raises ValueError for broken headers."""
         plan = None if raw is None else self._plans.get(raw)
-        if plan is None:
-            plan = self._plan(from_headers(message.headers, b""))
-            if raw is not None:
-                self._planned += 1 + sum(len(clients) for _, clients in plan.fronts)
-                if self._planned > MOST_PLANNED:
-                    self._plans.clear()
-                    self._planned = 0
-                self._plans[raw] = plan
+        if plan is not None:
+            known = plan.subscribers
+            if known is None or known is self._registry.subscribers(plan.published.topic):
+                return plan
+            published: Published | None = plan.published
+        else:
+            known = None
+            is_parsed = raw is not None and raw in self._parsed
+            published = self._parsed[raw] if is_parsed else from_headers(message.headers, b"")  # type: ignore[index]
+        plan = self._plan(published)
+        if raw is not None:
+            self._planned += (known is None) + sum(len(clients) for _, clients in plan.fronts)
+            if self._planned > MOST_PLANNED:
+                self._plans.clear()
+                self._planned = 0
+            self._plans[raw] = plan
         return plan
 
-    def _older_plan(self, message: Message, raw: bytes | None, new: Sequence[tuple[str, New]]) -> RoutePlan:
-        """The plan for a message that is older than some of the new subscriptions."""
+    def _older_plan(self, message: Message, plan: RoutePlan, partition: str) -> RoutePlan:
+        """The plan for a message that may be older than some of the new subscriptions."""
         position = sortable(message.entry_id)
-        skipped = [each for newest, found in new if position <= newest for each in found]
-        if not skipped:
-            return self._plan_of(message, raw)
-        return self._plan(from_headers(message.headers, b""), frozenset(skipped))
+        new = self._registry.new.get(partition, ())
+        skipped = {each for newest, found in new if position <= newest for each in found}
+        if plan.subscribers is not None:
+            for client, older in plan.subscribers.older.items():
+                if position <= older.get(partition, ""):
+                    skipped.add((client, plan.published.topic))
+        if not skipped or plan is NOWHERE:
+            return plan
+        return self._plan(plan.published, frozenset(skipped))
 
     def _plan(self, published: Published | None, skipped: New = frozenset()) -> RoutePlan:
         if published is None:  # it did not come from an MQTT client
             return NOWHERE
         recipients, shares = defaultdict[str, list[Subscription]](list), list[str]()
-        for client, subscription in self._registry.tree.match(published.topic):
+        subscribers = self._registry.subscribers(published.topic)
+        assert subscribers is not None, "the name was looked up"
+        for client, subscription in (*subscribers.found, *self._registry.tree.match(published.topic)):
             name = subscription.filter
             if name.startswith(SHARE):
                 if any((member, name) not in skipped for member in self._registry.shares[name]):
@@ -316,7 +362,7 @@ class MqttRouter:
             assert copy is not None, "a recipient has a subscription"
             by_copy[copy].append(client)
         fronts = [(front_of(published, copy), clients) for copy, clients in by_copy.items()]
-        return RoutePlan(published, published.ttl_ms, fronts, shares)
+        return RoutePlan(published, published.ttl_ms, fronts, shares, subscribers)
 
     def __repr__(self) -> str:
         return f"<MqttRouter routed={self.routed} letters={self.letters}>"

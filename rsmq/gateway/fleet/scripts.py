@@ -8,6 +8,7 @@ from rsmq.redis.scripts import PlainCommand, Script
 
 ACK_CLIENTS: Final = Script("gateway/ack_clients")
 SUBSCRIBE_CLIENT: Final = Script("gateway/subscribe_client")
+LOOK_AT_SUBSCRIPTIONS: Final = Script("gateway/look_at_subscriptions")
 CLAIM_SUBSCRIPTIONS: Final = Script("gateway/claim_subscriptions")
 BEGIN_MQTT_SESSION: Final = Script("gateway/begin_mqtt_session")
 CLOSE_MQTT_SESSION: Final = Script("gateway/close_mqtt_session")

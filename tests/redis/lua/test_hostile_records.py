@@ -19,6 +19,7 @@ from rsmq.gateway.fleet.scripts import (
     SUBSCRIBE_CLIENT,
 )
 from rsmq.model.keys import Keys
+from rsmq.model.mqtt_subscription import Subscription, unpack, unpack_subscribers
 from rsmq.model.packing import pack_fields
 from rsmq.persistence.letter import pack_letter, pack_letters, seal
 from rsmq.redis.client.connector import Client
@@ -444,14 +445,30 @@ async def test_an_mqtt_session_of_words_begins_and_ends(client: Client, keys: Ke
 @pytest.mark.parametrize("value", [each for each in SPOILED if each])
 async def test_subscriptions_that_are_none_are_replaced(client: Client, keys: Keys, value: bytes) -> None:
     """They count as none. Routers read everything again, because the change before has no number."""
-    names = (keys.mqtt(3, "subscriptions"), keys.mqtt(3, "changes"))
+    kinds = ("subscriptions", "changes", "names", "followed", "mark", "new:1")
+    names, wanted = [keys.mqtt(3, kind) for kind in kinds], b'[["a/b",1,false,true,2,7],["a/+",1,false,false,0,0]]'
     await client.execute_command("HSET", names[0], "phone", value)
     await client.execute_command("XADD", names[1], "*", "n", value, "c", value)
+    await client.execute_command("HSET", names[2], "a/b", value)
+    await client.execute_command("HSET", names[3], "phone", value)
+    await client.execute_command("SET", names[4], value)
     assert await CLAIM_SUBSCRIPTIONS(client, names[:1], ("phone", "7")) == b"FOREIGN"
-    assert await SUBSCRIBE_CLIENT(client, names, ("phone", "7", b"[]", 100, b"")) == b"OK"
-    assert await CLAIM_SUBSCRIPTIONS(client, names[:1], ("phone", "8")) == b"[]"
+    assert await SUBSCRIBE_CLIENT(client, names, ("phone", "7", wanted, 100, b"", "1", 1000)) == b"OK"
+    assert await CLAIM_SUBSCRIPTIONS(client, names[:1], ("phone", "8")) == wanted
     ((_, change),) = await client.execute_command("XREVRANGE", names[1], "+", "-", "COUNT", 1)
     assert change[:2] == [b"n", b"1"]
+    assert (await client.execute_command("HGET", names[2], "a/b")).endswith(b"phone\x001" + b"0127\0")
+    assert unpack(await client.execute_command("HGET", names[3], "phone")) == ([Subscription("a/+", 1)], True)
+    assert (await client.execute_command("GET", names[4])).startswith(b"1:")
+
+
+@pytest.mark.parametrize("value", SPOILED)
+def test_subscribers_that_are_none_are_left_out(value: bytes) -> None:
+    """Also beside others that are some."""
+    raw = b"phone\x001000\0" + value + b"\0" + value + b"\0"
+    assert unpack_subscribers("a/b", raw)[0] == ("phone", Subscription("a/b", 1), "")
+    for each in unpack_subscribers("a/b", value):
+        assert each[0]
 
 
 @pytest.mark.parametrize("value", SPOILED)

@@ -1,33 +1,77 @@
--- PURPOSE  Replace the subscriptions of an MQTT client, and tell every router what has changed.
--- KEYS     1 subscriptions hash  2 changes stream
--- ARGV     1 client  2 epoch  3 its whole list ('' = none)  4 changes to keep:int  5 messages that new ones do not meet (JSON, '' = none)
+-- PURPOSE  Replace the subscriptions of an MQTT client: filters that are a topic name under that name, where a router
+--          looks it up; all others, and names with many subscribers, in what every router follows.
+-- KEYS     1 subscriptions hash  2 changes stream  3 names hash  4 followed hash  5 mark
+--          6 messages that the new ones of this call do not meet
+-- ARGV     1 client  2 epoch  3 its whole list ('' = none)  4 changes to keep:int  5 those messages (JSON, '' = none)
+--          6 token of this call  7 ttl_ms of those messages
 -- RETURNS  'OK', 'SHARED' (the list before had shared subscriptions), 'NONE' (there was nothing to remove)
 --          or 'STALE_EPOCH'
--- WHY      The whole list is written, so applying a change twice is harmless. A connection that was taken over writes
---          nothing any more: the entry has the epoch of the newest one. Changes are numbered without gaps, so that a
---          reader which missed some knows it, and reads the hash again. Where another client has written something else,
---          there is no older epoch and no number: readers read the hash again. A client that subscribes again to what it
---          has, as most do with each connect, changes nothing: then only its epoch is written.
--- USES     whole, dict, may_write, can_append
+-- WHY      The whole list is written, so applying it twice is harmless. A connection that was taken over writes
+--          nothing any more: the entry has the epoch of the newest one. List, names, changes and mark are in one slot and
+--          change in one step, so no failover parts them. The mark says: subscriptions that are looked up, state of the
+--          names, number of the last change, state of what is followed. No two states are called the same, also not after
+--          a failover or when this call comes again: what was read under a mark is true while that is there. Changes have
+--          numbers without gaps, so that a reader which missed some knows it. Where another client has written something
+--          else, there is no older epoch and no number. A client that subscribes again to what it has, as most do with
+--          each connect, changes nothing: then only its epoch is written.
+-- USES     whole, may_write, dict, can_append, parted_list, change_name
 local old = redis.call('HGET', KEYS[1], ARGV[1])
-if old and (whole(old:match('^(%d+)|')) or 0) > tonumber(ARGV[2]) then return 'STALE_EPOCH' end
-may_write('HSET HDEL', KEYS[1], 'XADD', KEYS[2])
+local epoch, was = (old or ''):match('^(%d+)|(.*)$')
+if (whole(epoch) or 0) > tonumber(ARGV[2]) then return 'STALE_EPOCH' end
+if not old and ARGV[3] == '' then return 'NONE' end
 local had_shares = old and old:find('"$share/', 1, true) and 'SHARED' or 'OK'
-if old and ARGV[3] ~= '' and old:match('^%d+|(.*)$') == ARGV[3] then
+may_write('HSET HDEL', KEYS[1])
+if ARGV[3] ~= '' and was == ARGV[3] then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. '|' .. ARGV[3])
   return had_shares
 end
-local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
-can_append(KEYS[2])
-if ARGV[3] ~= '' then
-  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. '|' .. ARGV[3])
-elseif old then
-  redis.call('HDEL', KEYS[1], ARGV[1])
-else
-  return 'NONE'
+
+local had, others = parted_list(was or '')
+local wanted, followed = parted_list(ARGV[3])
+local edits, changes, grown, has_new = {}, {}, nil, false
+for name in pairs(had) do
+  if not wanted[name] then
+    local by = change_name(KEYS[3], KEYS[4], name, ARGV[1], nil, true, edits, changes)
+    grown = by and (grown or 0) + by or grown
+  end
 end
-local number = (last and whole(last[2][2]) or 0) + 1
-local change = { 'n', string.format('%.0f', number), 'c', ARGV[1], 'v', ARGV[3] }
-if ARGV[5] ~= '' then change[7], change[8] = 'b', ARGV[5] end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', unpack(change))
+for name, options in pairs(wanted) do
+  if had[name] ~= options then
+    local is_new = ARGV[5] ~= '' and not had[name]
+    has_new = has_new or is_new
+    local flagged = options .. (is_new and '!' .. ARGV[6] or '')
+    local by = change_name(KEYS[3], KEYS[4], name, ARGV[1], flagged, had[name], edits, changes)
+    grown = by and (grown or 0) + by or grown
+  end
+end
+if followed ~= others then
+  edits[#edits + 1] = followed ~= '' and { 'HSET', KEYS[4], ARGV[1], followed } or { 'HDEL', KEYS[4], ARGV[1] }
+  changes[#changes + 1] = { ARGV[1], followed }
+end
+
+local mark, time = redis.call('GET', KEYS[5]) or '', redis.call('TIME')
+local count, names, number, state = mark:match('^(%d+):([^:]*):(%d+):([^:]*)$')
+local now = time[1] .. '.' .. time[2] .. '.' .. ARGV[6]
+may_write('SET', KEYS[5], 'HSET HDEL', KEYS[3])
+if has_new then may_write('SET', KEYS[6]) end
+if changes[1] then
+  redis.call('XLEN', KEYS[2])
+  redis.call('HLEN', KEYS[4])
+  may_write('XADD', KEYS[2], 'HSET HDEL', KEYS[4])
+  can_append(KEYS[2])
+end
+local own = ARGV[3] ~= '' and { 'HSET', KEYS[1], ARGV[1], ARGV[2] .. '|' .. ARGV[3] } or { 'HDEL', KEYS[1], ARGV[1] }
+redis.call(unpack(own))
+for _, each in ipairs(edits) do redis.call(unpack(each)) end
+if has_new then redis.call('SET', KEYS[6], ARGV[5], 'PX', ARGV[7]) end
+number = whole(number) or 0
+for i, each in ipairs(changes) do
+  local change = { 'n', string.format('%.0f', number + i), 'c', each[1], 'v', each[2] }
+  if ARGV[5] ~= '' and each[2] ~= '' then change[7], change[8] = 'b', ARGV[5] end
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', unpack(change))
+end
+if grown then names = now end
+if changes[1] then state = now end
+count = math.max((whole(count) or 0) + (grown or 0), 0)
+redis.call('SET', KEYS[5], string.format('%.0f:%s:%.0f:%s', count, names or '', number + #changes, state or ''))
 return had_shares
