@@ -97,6 +97,21 @@ class Resizes:
         return all(each.is_dead or each.is_over for each in self._operators)
 
     def holds(self) -> list[str]:
-        """A resize that has begun and not ended."""
-        following = self._run.layout.following if self._run.plan.growth else None
-        return [f"a resize to {following.count} partitions has not ended"] if following is not None else []
+        """A resize that has begun and not ended, and messages in partitions that the topic does not have any more."""
+        if not self._run.plan.growth:
+            return []
+        following = self._run.layout.following
+        left = [f"a resize to {following.count} partitions has not ended"] if following is not None else []
+        return [*left, *(f"{stream}: stray messages" for stream in self._strays())]
+
+    def _strays(self) -> list[str]:
+        """After FLUSHALL a process that does not know the layout may make the topic, while a publisher goes on with it:
+        the worker that reads partition 0 looks for these every two seconds."""
+        if not self._run.was_wiped:
+            return []
+        ask, keys = self._run.network.ask, self._run.members[0].broker.keys
+        known = {keys.stream(TOPIC, number) for number in self._run.numbers}
+        every = keys.stream(TOPIC, 0).replace("0}", "*}")
+        there = {each.decode() for pattern in (every, f"{every}:delayed") for each in ask("KEYS", pattern)}
+        streams = {name.removesuffix(":delayed") for name in there} - known
+        return sorted(each for each in streams if ask("XLEN", each) or ask("ZCARD", f"{each}:delayed"))
