@@ -360,7 +360,8 @@ class Run:
         try:
             await member.broker.run()
         except BrokerUnavailable as error:
-            if not member.is_disturbed or member.broker.worker is not None:
+            may_be_away = member.is_disturbed or self.plan.encoded == "stored"  # then it waits for `TRIED` only
+            if not may_be_away or member.broker.worker is not None:
                 raise
             self.world.note(f"m{member.number} cannot start: {error}")  # its supervisor would start it again
             self.replace(member)
