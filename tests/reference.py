@@ -75,7 +75,7 @@ SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
                 "TooLarge", "NotJson", "RequestTimeout", "RequestFailed", "ResultTimeout", "ResultFailed",
                 "Malformed", "CannotDecode", "HandlerTimeout", "SessionLost",
                 "SessionTaken", "BatchExists", "BatchEnded",
-                "CannotDecode", "LostBody", "BodyUnavailable", "StoreUnavailable",
+                "CannotDecode", "LostBody", "WrongBody", "BodyUnavailable", "StoreUnavailable",
             )
         ),
     ),
