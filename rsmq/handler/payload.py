@@ -53,15 +53,22 @@ def formats_for(annotation: Any) -> Mapping[str, Decoder]:
     What is published as text or bytes is no JSON: so a type such as `str | None` has decoders for these, too.
     """
     own = format_of(annotation)
-    if own is not None:
-        return own.by_type
     kinds = [] if annotation in (str, bytes, Any, object) else [*members(annotation)]
-    found = dict[str, Decoder]()
+    found = dict[str, Decoder]() if own is None else dict(own.by_type)
     for kind, content_type, prepare in ((str, TEXT, decode_text), (bytes, BYTES, decode_bytes)):
-        if any(isinstance(each, type) and issubclass(each, kind) for each in kinds):
+        if not any(isinstance(each, type) and issubclass(each, kind) for each in kinds):
+            continue
+        if own is None:
             validated: Callable[..., Decoder] = import_module("rsmq.handler.validated").decoder_for
             found[content_type] = validated(annotation, prepare)
+        elif own.convert is not None:
+            found[content_type] = composed(own.convert, prepare)
     return found
+
+
+def composed(convert: Callable[[Any], Any], prepare: Decoder) -> Decoder:
+    """A decoder in two steps."""
+    return lambda data: convert(prepare(data))
 
 
 def members(annotation: Any) -> Iterator[Any]:

@@ -29,8 +29,9 @@ LONGEST: Final = 300
 class Format:
     """How values of one type become bytes. `json` reads what is JSON, `by_type` what has another content type.
 
-    `written`: the content type that `encode` writes. `schema`: its JSON schema, and the definitions that it refers to
-    by a template such as `#/components/schemas/{name}`, if its package knows that.
+    `convert` makes a value of what is published as text or bytes, where its package can. `written`: the content type
+    that `encode` writes. `schema`: its JSON schema, and the definitions that it refers to by a template such as
+    `#/components/schemas/{name}`, if its package knows that.
     """
 
     encode: Encoder
@@ -38,6 +39,7 @@ class Format:
     written: str
     by_type: Mapping[str, Decoder] = field(default_factory=dict)
     schema: Callable[[str], tuple[dict[str, Any], dict[str, Any]]] | None = None
+    convert: Callable[[Any], Any] | None = None
 
 
 _FORMATS: Final = dict[type, Format]()
@@ -81,7 +83,6 @@ def made_for(kind: type) -> Format | None:
 
 def of_struct(kind: Any, msgspec: Any) -> Format:
     """JSON is written, and MessagePack is read, too. Raises ConfigError for a type that msgspec cannot read."""
-    encoder = msgspec.json.Encoder()
     try:
         decode_json, decode_msgpack = msgspec.json.Decoder(kind).decode, msgspec.msgpack.Decoder(kind).decode
     except (TypeError, RuntimeError) as error:
@@ -90,20 +91,50 @@ def of_struct(kind: Any, msgspec: Any) -> Format:
     from_msgpack = decoding(kind, decode_msgpack, (msgspec.DecodeError, UnicodeDecodeError))
 
     def encode(value: Any) -> tuple[bytes, str]:
-        try:
-            data: bytes = encoder.encode(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            cause = None if isinstance(error, UnicodeError) else error  # which has the whole text
-            raise NotJson("", f"a payload of type {name_of(kind)} cannot be written ({error})") from cause
-        if b"null" in data and (where := nonfinite_in(msgspec.to_builtins(value), value)) is not None:
-            raise NotJson(where)
-        return data, JSON
+        return written_by_msgspec(value, name_of(kind), msgspec)
+
+    def convert(value: Any) -> Any:
+        return msgspec.convert(value, kind, builtin_types=(bytes,))
 
     def schema(template: str) -> tuple[dict[str, Any], dict[str, Any]]:
         (found,), shared = msgspec.json.schema_components((kind,), ref_template=template)
         return found, shared
 
-    return Format(encode, from_json, JSON, dict.fromkeys(MSGPACK, from_msgpack), schema)
+    from_value = decoding(kind, convert, (msgspec.ValidationError,))
+    return Format(encode, from_json, JSON, dict.fromkeys(MSGPACK, from_msgpack), schema, from_value)
+
+
+def written_by_msgspec(value: Any, title: str, msgspec: Any) -> tuple[bytes, str]:
+    """A value as JSON. Raises NotJson."""
+    try:
+        data: bytes = msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        cause = None if isinstance(error, UnicodeError) else error  # which has the whole text
+        raise NotJson("", f"a payload of type {title} cannot be written ({error})") from cause
+    if b"null" in data and (where := nonfinite_in(msgspec.to_builtins(value), value)) is not None:
+        raise NotJson(where)
+    return data, JSON
+
+
+def written_with_structs(payload: Any) -> tuple[bytes, str] | None:
+    """A list, dict or tuple with structs in it, which only msgspec writes, as JSON; None for anything else. Raises
+    NotJson."""
+    msgspec: Any = sys.modules.get("msgspec")
+    try:
+        if msgspec is None or not holds_struct(payload, msgspec.Struct):
+            return None
+    except RecursionError:  # a circle
+        return None
+    return written_by_msgspec(payload, type(payload).__name__, msgspec)
+
+
+def holds_struct(value: Any, struct: type) -> bool:
+    """Whether a value is a struct, or a container has one."""
+    if isinstance(value, Mapping):
+        return any(holds_struct(each, struct) for each in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(holds_struct(each, struct) for each in value)
+    return isinstance(value, struct)
 
 
 def has_struct(annotation: Any, msgspec: Any) -> bool:

@@ -26,7 +26,7 @@ from rsmq.model.encoding import ENC, Binding, Encoding, binding_of, why_sealed
 from rsmq.model.error_text import serializer_problem
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
-from rsmq.model.formats import ENCODERS, format_of
+from rsmq.model.formats import ENCODERS, format_of, written_with_structs
 from rsmq.model.formats import JSON as JSON  # what most messages have
 from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
 from rsmq.model.headers import MOST_REMEMBERED, check_headers
@@ -617,6 +617,8 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
     except ValueError as error:  # of the encoder, or of a serializer of the user's model
         if (own := format_of(type(payload))) is not None:  # its type is met for the first time
             return own.encode(payload)
+        if (found := written_with_structs(payload)) is not None:
+            return found
         problem = serializer_problem(error)
         cause = error if problem == str(error) and not isinstance(error, UnicodeError) else None
         raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({problem})") from cause
