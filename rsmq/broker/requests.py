@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, Required, TypeVar, Unpack, overload
 import anyio
 
 from rsmq.broker.connection import BrokerPart
-from rsmq.errors import BrokerUnavailable, ConfigError, RequestFailed, RequestTimeout
+from rsmq.errors import BrokerUnavailable, ConfigError, RequestFailed, RequestTimeout, TooLarge
 from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
@@ -172,11 +172,13 @@ class Replying:
         self._policy = handler.retry
 
     async def answer(self, message: Message, call_next: Call) -> Any:
-        """Send the result. What cannot be encoded fails the handler."""
+        """Send the result. What cannot be encoded, or is too large, fails the handler."""
         result = await call_next(message)
         if (request := request_of(message)) is not None:
             data, kind = encode_payload(result)
             data, enc = self._broker.encoding.encode(data, reply_id(request[0]), None, kind)
+            if len(data) > (limit := self._broker.settings.payload_limit):
+                raise TooLarge(len(data), limit)
             await self._send(*request, {"type": kind, "enc": enc} if enc else {"type": kind}, data)
         return result
 

@@ -284,3 +284,17 @@ def test_headers_of_other_clients_that_are_no_request(headers: str) -> None:
     """They are answered nowhere, and no other key can be reached."""
     message = Message(MessageOrigin("quotes", 0, "g"), b"1-0", [b"data", b"{}", b"h", headers.encode()])
     assert request_of(message) is None
+
+
+async def test_answer_above_the_limit_fails_its_handler(settings: Settings) -> None:
+    """As a result that is kept, and a message: the server would keep it for as long as the caller waits."""
+    broker = Broker(replace(settings, preflight="warn", payload_limit=1000))
+
+    @broker.handler("quotes", group="pricing", replies=True, retry=RetryPolicy(max_attempts=1))
+    async def price(size: int) -> str:
+        return "x" * size
+
+    async with broker.running():
+        assert len(await broker.request("quotes", 1000, timeout="30s")) == 1000
+        with pytest.raises(RequestFailed, match="the limit 1000"):
+            await broker.request("quotes", 1001, timeout="30s")
