@@ -40,7 +40,7 @@ ANYTHING: Final[Any] = object()
 ROWS: Final[ContextVar[list[OutboxEntry] | None]] = ContextVar("rsmq_harness_rows", default=None)
 """Where the handler call around this code notes the rows that it makes."""
 QUICK: Final = timedelta(milliseconds=10)
-Status = Literal["done", "waiting", "dead", "handed_on"]
+Status = Literal["done", "waiting", "dead", "handed_on", "expired", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class HandedOn:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A message in one group. `done`: settled; `waiting`: for its retry or due time; `dead`: a dead letter;
-    `handed_on`: it has gone to the fallback topic of its handler, as the message `fallback`.
+    `handed_on`: it has gone to the fallback topic of its handler, as the message `fallback`; `expired`: its time was
+    over, and it was dropped; `cancelled`: it is not handled any more.
 
     `error` and `result` are of the last run; `runs` are all of them, `dead_letter` is set when it is dead.
     """
@@ -290,7 +291,8 @@ class Harness:
         if payload is None:
             return None
         message_id = found.message_id(epoch_ms(at))
-        await self.broker.publish(found.topic, payload, key=found.key, headers=found.headers, message_id=message_id)
+        about: PublishOptions = {"key": found.key, "headers": found.headers, "band": found.band}
+        await self.broker.publish(found.topic, payload, message_id=message_id, **about)
         await self.handle()
         return message_id
 
@@ -308,7 +310,23 @@ class Harness:
         status: Status = "dead" if letter is not None else "done" if runs and runs[-1].error is None else "waiting"
         fallback = await self._handed_on(handler, message_id) if status == "waiting" and handler.fallback else None
         status = "handed_on" if fallback is not None else status
+        if status == "waiting":
+            status = await self._without_run(handler, message_id)
         return Outcome(handler.topic, handler.group, handler.name, message_id, status, runs, letter, fallback)
+
+    async def _without_run(self, handler: Handler, message_id: str) -> Status:
+        """What becomes of a message without a handler that has ended well."""
+        found = await self.broker.look(message_id, topic=handler.topic)
+        if found.state == "cancelled":
+            return "cancelled"
+        group = found.group(handler.group)
+        if group is None or group.state == "cancelled":
+            return "waiting" if group is None else "cancelled"
+        if group.state == "settled":  # its time is over by the clock of the harness, which the server does not know
+            messages = [each for each in await self.published(handler.topic) if each.stream_id == found.stream_id]
+            if any(each.expires is not None for each in messages):
+                return "expired"
+        return "waiting"
 
     async def _handed_on(self, handler: Handler, message_id: str) -> HandedOn | None:
         """Where a message went that failed for good."""

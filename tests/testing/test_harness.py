@@ -369,3 +369,41 @@ async def test_the_clock_moves_what_expires(rsmq_harness: HarnessFixture) -> Non
         outcomes = [*await test.outcomes("t", outcome.message_id), *await test.outcomes("t", late)]
         assert [each.dead_letter.reason for each in outcomes if each.dead_letter] == ["expired", "expired"]
     assert seen == [1]
+
+
+async def test_outcome_of_a_message_that_is_dropped_or_cancelled_says_so(rsmq_harness: HarnessFixture) -> None:
+    """It does not wait: no advance handles it. Delayed, behind a retry of its own, and delivered."""
+    broker = Broker()
+
+    @broker.handler("t", group="g", partitions=1)
+    async def handle(n: int) -> None:
+        raise Retry("later", after="1h")
+
+    async with rsmq_harness(broker) as test:
+        delayed = await broker.publish("t", 1, key="a", delay="1h", expires="70m")
+        [parked] = await test.publish_and_handle("t", 2, key="b", expires="10m")
+        refs = [await broker.publish("t", 3, key="c", delay="5h"), await broker.publish("t", 4, key="d")]
+        await test.handle()
+        for ref in refs:
+            await broker.cancel(ref)
+        await test.advance("2h")
+        found = [await test.outcomes("t", each) for each in (delayed, parked.message_id, *refs)]
+        assert [each.status for [each] in found] == ["expired", "expired", "cancelled", "cancelled"]
+
+
+async def test_tick_goes_to_the_band_of_its_schedule(rsmq_harness: HarnessFixture) -> None:
+    """As a worker would publish it."""
+    broker, seen = Broker(), list[str | None]()
+    topic = broker.topic("t", int, bands=("urgent", "normal"))
+
+    @topic.handler(group="g")
+    async def handle(n: int, message: Message) -> None:
+        seen.append(message.band)
+
+    @broker.every("1h", "t", band="urgent")
+    def clock() -> int:
+        return 1
+
+    async with rsmq_harness(broker) as test:
+        await test.tick("clock", datetime(2026, 1, 1, tzinfo=UTC))
+    assert seen == ["urgent"]
