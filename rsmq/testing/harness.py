@@ -291,8 +291,9 @@ class Harness:
         if payload is None:
             return None
         message_id = found.message_id(epoch_ms(at))
-        about: PublishOptions = {"key": found.key, "headers": found.headers, "band": found.band}
-        await self.broker.publish(found.topic, payload, message_id=message_id, **about)
+        await self.broker.publish(
+            found.topic, payload, key=found.key, headers=found.headers, band=found.band, message_id=message_id
+        )
         await self.handle()
         return message_id
 

@@ -219,6 +219,37 @@ async def test_permit_of_a_held_name_lets_its_message_wait_uncounted(make: Make)
     assert len(attempts) >= 5
 
 
+@pytest.mark.parametrize("style", ["async", "thread"])
+async def test_permit_inside_its_own_block_is_refused(make: Make, style: str) -> None:
+    """It would wait for itself, and with it every handler that needs the name. One after the other is fine."""
+    problems, ends = list[str](), list[int]()
+
+    async def nest(order: dict[str, int], message: Message) -> None:
+        async with message.permit("twilio"), message.permit("smtp"):
+            with pytest.raises(ConfigError) as found:
+                await message.permit("twilio").__aenter__()
+            problems.append(str(found.value))
+        async with message.permit("twilio"):
+            ends.append(order["tokens"])
+
+    def nest_in_thread(order: dict[str, int], message: Message) -> None:
+        with message.permit("twilio"), message.permit("smtp"):
+            with pytest.raises(ConfigError) as found:
+                message.permit("twilio").__enter__()
+            problems.append(str(found.value))
+        with message.permit("twilio"):
+            ends.append(order["tokens"])
+
+    permits = {"twilio": Concurrency(1), "smtp": Concurrency(1)}
+    handler: Any = nest if style == "async" else nest_in_thread
+    async with make(handler, permits=permits, timeout="20s").running() as broker:
+        await publish(broker, 1, 2)
+        await until(lambda: sorted(ends) == [1, 2], "both have called twice")
+        await settled(broker, "t")
+    assert len(problems) == 2
+    assert "'twilio' is taken inside its own block" in problems[0]
+
+
 def bad_order(order: dict[str, int]) -> None:
     """A handler for another process."""
 

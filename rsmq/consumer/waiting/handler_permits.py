@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -84,6 +85,8 @@ class HandlerPermits:
         self._spending = spending
         self._holds, self._runs = holds, runs
         self._waiting: dict[Message, str] = {}
+        self._held = set[tuple[object, str]]()
+        """Who is inside a block of which name: a task, or a thread by its number."""
         if holds is not None:
             holds.on_change(self._look_again)
 
@@ -115,8 +118,16 @@ class HandlerPermits:
                 f"message.spent while it runs"
             )
 
-    async def take(self, message: Message, name: str) -> None:
-        """Wait until a call may start, and count it. What ends the waiting: the end of the handler, or a hold."""
+    async def take(self, message: Message, name: str, caller: object) -> None:
+        """Wait until a call may start, and count it. What ends the waiting: the end of the handler, or a hold.
+
+        Raises ConfigError for a caller that has a permit of this name, and would wait for itself.
+        """
+        if (caller, name) in self._held:
+            raise ConfigError(
+                f"the permit {name!r} is taken inside its own block: calls that each have one would wait for each "
+                f"other. Leave the block first, or make both calls in one block"
+            )
 
         def check() -> None:
             if not self._runs(message):
@@ -135,8 +146,10 @@ class HandlerPermits:
                     await self._rates[name].acquire(name, check)
                 check()
             except BaseException:
-                self.give_back(name)
+                self.give_back(name, caller)
                 raise
+            if calls is not None:
+                self._held.add((caller, name))
         finally:
             self._waiting.pop(message, None)
 
@@ -144,8 +157,9 @@ class HandlerPermits:
         """The permit that the handler of a message waits for now; None: for none."""
         return self._waiting.get(message)
 
-    def give_back(self, name: str) -> None:
+    def give_back(self, name: str, caller: object) -> None:
         """The call has ended."""
+        self._held.discard((caller, name))
         if name in self._calls:
             self._calls[name].give_back()
 
@@ -162,32 +176,35 @@ class Permit:
         self._message = message
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._caller: object = None
 
     async def __aenter__(self) -> Self:
         if not is_in_loop():
             raise ConfigError(f"a plain function writes `with message.permit({self._name!r}):`")
-        await self._permits.take(self._message, self._name)
+        self._caller = asyncio.current_task()
+        await self._permits.take(self._message, self._name, self._caller)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._permits.give_back(self._name)
+        self._permits.give_back(self._name, self._caller)
 
     async def _take(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._permits.take(self._message, self._name)
+        await self._permits.take(self._message, self._name, self._caller)
 
     def __enter__(self) -> Self:
         if is_in_loop():
             raise ConfigError(f"an async function writes `async with message.permit({self._name!r}):`")
+        self._caller = threading.get_ident()
         from_thread.run(self._take)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Also in a thread that runs on after its message was cancelled: its call holds the permit so long."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._permits.give_back, self._name)
+            self._loop.call_soon_threadsafe(self._permits.give_back, self._name, self._caller)
 
     def __repr__(self) -> str:
         return f"<Permit {self._name}>"
