@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -15,11 +15,13 @@ from rsmq.model.record import text, whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import COUNT_MEMBERS, OK
-from rsmq.redis.streams import as_dict, ask_all
-from rsmq.redis.topics import Topics
+from rsmq.redis.streams import as_dict, ask_all, group_names
+from rsmq.redis.topics import Topic, Topics
 
 BatchState = Literal["open", "closed", "cancelled", "complete", "success", "abandoned"]
 PAGE: Final = 1000
+RECORDS: Final = 100
+"""Of each partition and group, so many of the newest messages that went to a fallback topic say which it is."""
 CALLED: Final[tuple[BatchState, ...]] = ("complete", "success", "abandoned")
 
 
@@ -116,19 +118,40 @@ class Batches:
         keep_ms = whole(await self._client.execute_command("HGET", state, "keep_ms")) or 0
         until_ms = int(found.expires.timestamp() * 1000) + keep_ms
         marked = set[str]()
-        while True:  # partitions may be added meanwhile, to which delayed members go
-            names = {
-                self._keys.cancels(topic.name, number, found.group)
-                for topic in await self._topics.find_all(topics)
-                for number in topic.numbers
-            } - marked
+        while True:  # partitions may be added meanwhile, to which delayed members go, and members go to fallback topics
+            places = await self._places({(topic, found.group) for topic in topics})
+            names = {self._keys.cancels(topic.name, number, group) for topic, number, group in places} - marked
             if not names:
                 break
             await ask_all(self._client, [("HSET", key, batch_mark(found.id), until_ms) for key in sorted(names)])
             marked |= names
-        for topic_name in topics:
-            await announce(self._client, self._keys, topic_name, found.group)
+        for topic_name, group in sorted({(topic.name, group) for topic, _, group in places}):
+            await announce(self._client, self._keys, topic_name, group)
         return await self.find(name)
+
+    async def _places(self, of_members: Set[tuple[str, str]]) -> list[tuple[Topic, int, str]]:
+        """The partitions and groups where members may be: their topics, and the fallback topics to which messages of
+        these have gone lately, with all groups there."""
+        known, new, places = set[tuple[str, str]](), set(of_members), list[tuple[Topic, int, str]]()
+        while new:
+            known |= new
+            topics = {topic.name: topic for topic in await self._topics.find_all(sorted({name for name, _ in new}))}
+            found = [
+                (topics[name], number, group)
+                for name, group in sorted(new)
+                if name in topics
+                for number in topics[name].numbers
+            ]
+            places += found
+            records = [self._keys.handed_on(topic.name, number, group) for topic, number, group in found]
+            replies = await ask_all(self._client, [("XREVRANGE", each, "+", "-", "COUNT", RECORDS) for each in records])
+            targets = {text(as_dict(flat).get("topic", b"")) for reply in replies for _, flat in reply or ()} - {""}
+            new = {
+                (target, group)
+                for target in targets
+                for group in await group_names(self._client, self._keys, target, 0)
+            } - known
+        return places
 
     async def _topics_of(self, home: str) -> tuple[str, ...]:
         found = as_dict(await self._client.execute_command("HGETALL", self._keys.batch_state(home)))

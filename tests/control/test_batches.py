@@ -22,6 +22,7 @@ from rsmq import (
     Message,
     MessageRef,
     PublishUnknown,
+    Rate,
     Reject,
     RetryPolicy,
     Settings,
@@ -384,6 +385,38 @@ async def test_a_fallback_goes_on_for_its_member(broker: Broker) -> None:
         assert not calls.all
         go_on.set()
         await calls.come("complete", "success")
+
+
+@pytest.mark.parametrize("group", [None, "post"])
+async def test_cancel_batch_reaches_members_in_a_fallback_topic(broker: Broker, group: str | None) -> None:
+    """What has not started there does not start: one letter runs, two wait for their rate. A group that the fallback
+    does not name is no part of the batch, and gets all of them."""
+    calls, letters, copies, is_cancelled = Callbacks(broker), list[bytes](), list[bytes](), asyncio.Event()
+
+    @broker.handler("letter", group="post", rate=Rate(1, per="1h", by=lambda _: "all"))
+    async def post(message: Message) -> None:
+        letters.append(message.data)
+
+    async def copy(message: Message) -> None:
+        await is_cancelled.wait()
+        copies.append(message.data)
+
+    if group is not None:
+        broker.handler("letter", group="copies", ordering="none")(copy)
+    serve(broker, works, fallback=Fallback("letter", group=group))
+    async with broker.running():
+        async with opened(broker) as batch:
+            for _ in range(3):
+                await batch.publish("sms", "reject", key="k")
+        await settled(broker, "sms")
+        await until(lambda: len(letters) == 1, "one is sent")
+        await broker.cancel_batch("campaign")
+        is_cancelled.set()
+        await calls.come("complete")
+        await settled(broker, "letter")
+    assert letters == [b"reject"]
+    assert numbers(calls.all[0]) == [3, 1, 0, 2, 0, 0]
+    assert copies == ([] if group is None else [b"reject"] * 3)
 
 
 async def test_other_groups_do_not_count(broker: Broker) -> None:
