@@ -268,13 +268,18 @@ class NotJson(MessageError):
 
 
 class RequestTimeout(RsmqError, TimeoutError):
-    """No answer to a request came in time. Its message, if it was stored, is handled all the same."""
+    """No answer to a request came in time. Its message, if it was stored, is handled all the same, unless it was
+    cancelled."""
 
     def __init__(self, topic: str, message_id: str, seconds: float) -> None:
-        stored = f"message {message_id} to {topic!r} is stored and" if message_id else f"a message to {topic!r}"
+        what = (
+            f"message {message_id} to {topic!r} is stored and will be handled, unless it is cancelled"
+            if message_id
+            else f"a message to {topic!r} may be stored"
+        )
         super().__init__(
-            f"no answer within {seconds:g} s: {stored} {'will be handled' if message_id else 'may be stored'}. Answers "
-            f"come from a handler with replies=True, in a worker that runs"
+            f"no answer within {seconds:g} s: {what}. Answers come from a handler with replies=True, in a worker that "
+            f"runs"
         )
         self.topic = topic
         self.message_id = message_id

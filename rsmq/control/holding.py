@@ -51,7 +51,7 @@ class Holding:
         if not timedelta(0) < length <= LONGEST_DELAY:
             raise ConfigError(
                 f"a hold for {duration(length)} is not possible: use more than 0, at most {duration(LONGEST_DELAY)}. "
-                f"To end one, use end_hold"
+                f"broker.end_hold and `rsmq hold end` end one"
             )
         groups = await self._groups(topic, group)
         if all(map(cannot_hold, groups)):
