@@ -119,20 +119,20 @@ class Batches:
         until_ms = int(found.expires.timestamp() * 1000) + keep_ms
         marked = set[str]()
         while True:  # partitions may be added meanwhile, to which delayed members go, and members go to fallback topics
-            places = await self._places({(topic, found.group) for topic in topics})
-            names = {self._keys.cancels(topic.name, number, group) for topic, number, group in places} - marked
+            reached = await self._reached({(topic, found.group) for topic in topics})
+            names = {self._keys.cancels(topic.name, number, group) for topic, number, group in reached} - marked
             if not names:
                 break
             await ask_all(self._client, [("HSET", key, batch_mark(found.id), until_ms) for key in sorted(names)])
             marked |= names
-        for topic_name, group in sorted({(topic.name, group) for topic, _, group in places}):
+        for topic_name, group in sorted({(topic.name, group) for topic, _, group in reached}):
             await announce(self._client, self._keys, topic_name, group)
         return await self.find(name)
 
-    async def _places(self, of_members: Set[tuple[str, str]]) -> list[tuple[Topic, int, str]]:
+    async def _reached(self, of_members: Set[tuple[str, str]]) -> list[tuple[Topic, int, str]]:
         """The partitions and groups where members may be: their topics, and the fallback topics to which messages of
         these have gone lately, with all groups there."""
-        known, new, places = set[tuple[str, str]](), set(of_members), list[tuple[Topic, int, str]]()
+        known, new, reached = set[tuple[str, str]](), set(of_members), list[tuple[Topic, int, str]]()
         while new:
             known |= new
             topics = {topic.name: topic for topic in await self._topics.find_all(sorted({name for name, _ in new}))}
@@ -142,7 +142,7 @@ class Batches:
                 if name in topics
                 for number in topics[name].numbers
             ]
-            places += found
+            reached += found
             records = [self._keys.handed_on(topic.name, number, group) for topic, number, group in found]
             replies = await ask_all(self._client, [("XREVRANGE", each, "+", "-", "COUNT", RECORDS) for each in records])
             targets = {text(as_dict(flat).get("topic", b"")) for reply in replies for _, flat in reply or ()} - {""}
@@ -151,7 +151,7 @@ class Batches:
                 for target in targets
                 for group in await group_names(self._client, self._keys, target, 0)
             } - known
-        return places
+        return reached
 
     async def _topics_of(self, home: str) -> tuple[str, ...]:
         found = as_dict(await self._client.execute_command("HGETALL", self._keys.batch_state(home)))
