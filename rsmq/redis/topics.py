@@ -644,6 +644,17 @@ async def recall_topic(topics: Topics, known: Topic) -> Topic | None:
         return topic
 
 
+async def make_topic_again(topics: Topics, known: Topic) -> None:
+    """A member has found its group gone (FLUSHALL, DEL): the topic is there again, as the member knows it.
+
+    Another process may have made it again sooner, knowing only with how many partitions it began: its layout is written
+    again. Raises ConfigError when it was made with other partitions.
+    """
+    with suppress(NotPermitted):  # whether that matters is found out by the next line
+        await topics._restore(known)
+    await topics.ensure(known.name, known.partitions)
+
+
 async def make_known_topics(topics: Topics) -> None:
     """The server has lost everything (FLUSHALL): make the topics again that this process uses, as it knows them.
 

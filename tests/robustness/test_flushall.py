@@ -112,3 +112,38 @@ async def test_flushall_a_worker_makes_the_topic_of_its_outputs_again_as_it_was(
             made = await other.topics.ensure("invoices")
             assert made.numbers == (0, 1, 2, 3, 4, 5)
             assert made.layout.sealed_numbers == {0, 1}
+
+
+async def test_flushall_a_worker_writes_the_layout_of_its_topic_again_though_another_process_has_made_it() -> None:
+    """The other one knows only with how many partitions the topic began. The worker goes on, and does not end."""
+    handled = list[int]()
+    with Server() as server:
+        broker = Broker(url=server.url, preflight="warn", partitions=1)
+
+        @broker.handler("orders", group="billing")
+        async def bill(order: dict[str, int]) -> None:
+            handled.append(order["n"])
+
+        async with broker, broker.running():
+            await broker.publish("orders", {"n": 1})
+            await until(lambda: handled == [1], "the worker has handled it")
+            await broker.topics.resize("orders", 4)
+            worker = broker.worker
+            assert worker is not None
+            await until(lambda: worker.consumers[0].topic.partitions == 4, "the worker knows that the topic has grown")
+            topic = broker.keys.topic("orders")
+            made = await broker.client.execute_command("HGETALL", topic)
+            fields = {name: value for name, value in zip(made[::2], made[1::2], strict=True) if name != b"layout"}
+            fields |= {b"partitions": b"1", b"created_ms": b"%d" % (int(fields[b"created_ms"]) + 1)}
+            lost = [("FLUSHALL",), ("SADD", broker.keys.topics, "orders")]
+            lost += [("HSET", topic, *[part for pair in fields.items() for part in pair])]
+            await broker.client.pipelined([("MULTI",), *lost, ("EXEC",)])
+            async with Broker(url=server.url, preflight="warn", partitions=1) as other:
+
+                async def is_whole() -> bool:
+                    found = await other.topics.find("orders")
+                    return found is not None and found.partitions == 4
+
+                await until(is_whole, "the worker has written the layout again")
+                await other.publish("orders", {"n": 2})
+            await until(lambda: handled == [1, 2], "the worker goes on")

@@ -27,7 +27,7 @@ from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 from rsmq.redis.client.raw_connection import RawConnection, kill_command, pack
 from rsmq.redis.streams import as_dict, ensure_groups
-from rsmq.redis.topics import Topics
+from rsmq.redis.topics import Topics, make_topic_again
 
 log = logging.getLogger("rsmq.fetch")
 
@@ -182,7 +182,7 @@ class Fetcher:
         context, topic = self._context, self._context.topic
         try:
             topics = Topics(self._client, context.keys, self._settings, known=topic)
-            await topics.ensure(topic.name, topic.partitions)
+            await make_topic_again(topics, topic)
             if context.producer is not None:  # its handlers publish outputs
                 await context.producer.make_topics_again()
             await ensure_groups(self._client, context.keys, topic, self._group, "0")
