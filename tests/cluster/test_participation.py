@@ -24,6 +24,8 @@ pytestmark = pytest.mark.usefixtures("no_task_left")
 
 LEASE = timedelta(seconds=1)
 PARTITIONS = 6
+TOPIC = "rights"
+"""Its partitions are spread over the masters as long as no other test moves their slots."""
 
 
 def make(cluster: Cluster, prefix: str, done: Counter[int], user: str = "") -> Broker:
@@ -34,7 +36,7 @@ def make(cluster: Cluster, prefix: str, done: Counter[int], user: str = "") -> B
     )
     broker = Broker(settings=settings)
 
-    @broker.handler("t", group="g")
+    @broker.handler(TOPIC, group="g")
     async def handle(number: int) -> None:
         done[number] += 1
 
@@ -78,15 +80,15 @@ def reasons(broker: Broker) -> str:
 async def unreadable(asking: Broker, of: Broker) -> tuple[int, ...]:
     """The partitions that a member cannot read or settle, as `rsmq member list` and the doctor see it."""
     assert of.worker is not None
-    members = await Inspector(asking.client, asking.keys, asking.settings).members("t", "g")
+    members = await Inspector(asking.client, asking.keys, asking.settings).members(TOPIC, "g")
     return next(each.unreadable for each in members if each.id == of.worker.member)
 
 
 def one_node(cluster: Cluster, broker: Broker, of: set[int]) -> tuple[Member, set[int]]:
     """A master that serves some of these partitions, but not the records of the group; and all partitions there."""
     keys = broker.keys
-    owners = {number: cluster.owner(keys.stream("t", number)) for number in range(PARTITIONS)}
-    group = cluster.owner(keys.members("t", "g"))
+    owners = {number: cluster.owner(keys.stream(TOPIC, number)) for number in range(PARTITIONS)}
+    group = cluster.owner(keys.members(TOPIC, "g"))
     node = next(owner for number, owner in owners.items() if number in of and owner is not group)
     return node, {number for number, owner in owners.items() if owner is node}
 
@@ -158,7 +160,7 @@ async def handles_all(broker: Broker, done: Counter[int]) -> None:
     """Messages into all partitions are handled."""
     numbers = range(len(done), len(done) + 40)
     for number in numbers:
-        await broker.publish("t", number, key=str(number))
+        await broker.publish(TOPIC, number, key=str(number))
     await until(lambda: done.keys() >= set(numbers), "all are handled")
 
 
@@ -254,8 +256,8 @@ async def test_member_that_does_not_reach_a_node_leaves_its_partitions(cluster: 
             await stack.enter_async_context(running(half))
             await until(lambda: len(held(half)) == PARTITIONS, "it has all partitions")
             assert half.worker is not None
-            busy = (owner(half.keys.members("t", "g")), owner(half.keys.presence(half.worker.member)))
-            owners = {number: owner(half.keys.stream("t", number)) for number in range(PARTITIONS)}
+            busy = (owner(half.keys.members(TOPIC, "g")), owner(half.keys.presence(half.worker.member)))
+            owners = {number: owner(half.keys.stream(TOPIC, number)) for number in range(PARTITIONS)}
             node = next(each for each in owners.values() if each not in busy)
             there = {number for number, each in owners.items() if each is node}
             path = paths[node]
