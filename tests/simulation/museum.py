@@ -970,7 +970,7 @@ EXHIBITS: Final = (
     ),
     resized(
         "a worker takes the topic as another process has made it again",
-        "after FLUSHALL a worker ends, because its topic has fewer partitions until another member has written its layout",
+        "after FLUSHALL a worker ends: its topic has fewer partitions until another member has written its layout",
         "redis/topics.py",
         "        await topics._restore(known)\n    await",
         "        pass\n    await",
