@@ -60,9 +60,13 @@ class Reject(Exception):
         self.reason = reason
 
 
+SHORTEST_HOLD: Final = timedelta(milliseconds=100)
+
+
 class Hold(Exception):
     """Raised by a handler when its provider says "not now", such as with status 429: nothing of its name starts for
-    `duration`, a timedelta or text such as `30s`, in all members of the group.
+    `duration`, a timedelta or text such as `30s`, in all members of the group. A tenth of a second at least: a provider
+    that says 0 would be asked again without end.
 
     The name is that of the message under the handler's rate, limit or breaker, or all messages where these have no
     `by`; or give it as `name`. What waits has not started and has no attempt. Neither has the message that raises it,
@@ -74,7 +78,7 @@ class Hold(Exception):
 
     def __init__(self, duration: Duration, name: str | None = None, reason: str = "its handler asks to wait") -> None:
         super().__init__(reason)
-        self.duration = min(max(checked_duration("duration", duration), timedelta(0)), LONGEST_DELAY)
+        self.duration = min(max(checked_duration("duration", duration), SHORTEST_HOLD), LONGEST_DELAY)
         self.name = name
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(f"a hold of the name {name!r} is not possible: give text, or leave it out")

@@ -288,3 +288,9 @@ def test_signal_while_an_error_is_read_is_not_its_failure() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         readable_error(Interrupted("parts", [ValueError("x")]))
+
+
+@pytest.mark.parametrize("duration", ["0s", -SECOND, "20ms"])
+def test_hold_lasts_a_tenth_of_a_second_at_least(duration: str | timedelta) -> None:
+    """A provider that says `Retry-After: 0` would be asked again without end, and no attempt would be counted."""
+    assert Hold(duration).duration == SECOND / 10
