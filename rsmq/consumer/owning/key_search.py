@@ -14,7 +14,7 @@ from rsmq.consumer.waiting.left_keys import LeftKeys
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.model.clock import monotonic
 from rsmq.model.message import RawEntry
-from rsmq.redis.streams import groups_of
+from rsmq.redis.streams import SEALED, as_dict, groups_of
 
 FIRST_PAGE: Final = 16
 """Entries, whose size is not known yet."""
@@ -59,12 +59,19 @@ class KeySearch:
         number = lane.recovery.number
         rows = await groups_of(self._client, lane.stream)
         given = [row["last-delivered-id"] for row in rows if row["name"] == self._group.encode()]
+        if not given or not await self._is_sealed(lane):
+            return None
         with anyio.move_on_after(self._settings.presence_interval.total_seconds()) as patience:
             await self._fetchers.exclude(lane.partition)
-        if not given or patience.cancelled_caught or number != lane.recovery.number:
+        if patience.cancelled_caught or number != lane.recovery.number:
             return None
         found = self._found[lane.partition] = LeftKeys(lane, given[0], self._settings.read_ahead)
         return found
+
+    async def _is_sealed(self, lane: Lane) -> bool:
+        """Whether nothing is added to it any more: before that, a message may come behind those that are looked at."""
+        reply = await self._client.execute_command("XINFO", "STREAM", lane.stream)
+        return bool(as_dict(reply)["last-generated-id"] == SEALED)
 
     async def _page(self, lane: Lane, cursor: bytes) -> Sequence[RawEntry]:
         """The next entries, so many that they fit a budget if all are as large as the largest so far."""
