@@ -10,7 +10,7 @@ from itertools import count, islice
 import pytest
 
 from rsmq import Broker
-from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.registry import ListHolder, Registry
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.shares import KeptChoices
@@ -168,3 +168,10 @@ async def test_lists_of_an_earlier_version_are_named(
     async with batched(broker) as batcher:
         await Registry(broker.client, keys, batcher).catch_up()
     assert f"the subscriptions in {keys.mqtt(5, 'subscriptions')} were written by an earlier version" in caplog.text
+
+
+def test_field_of_another_client_stands_for_no_list_of_a_client() -> None:
+    """An empty topic name behind a client would be read as the client's own list, in the place of it."""
+    assert ListHolder.read(b"phone") == ListHolder("phone")
+    assert ListHolder.read(b"phone\0a/b") == ListHolder("phone", "a/b")
+    assert ListHolder.read(b"phone\0") is None

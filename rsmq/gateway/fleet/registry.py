@@ -76,7 +76,9 @@ class ListHolder(NamedTuple):
     @classmethod
     def read(cls, raw: bytes) -> ListHolder | None:
         """A field of the server; None if another client has written it."""
-        client, _, name = raw.partition(b"\0")
+        client, separator, name = raw.partition(b"\0")
+        if separator and not name:  # it would stand for the list of the client itself
+            return None
         found, topic_name = device_id(client), exact_text(name) if name else ""
         return None if found is None or topic_name is None else cls(found, topic_name)
 
