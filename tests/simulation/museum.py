@@ -969,6 +969,13 @@ EXHIBITS: Final = (
         needs=lambda plan: plan.has_outputs and "wipe" in plan.faults,
     ),
     resized(
+        "keys are looked for before a partition is sealed",
+        "a message that comes to it after the search is overtaken by a later one of its key",
+        "consumer/owning/key_search.py",
+        "if not given or not await self._is_sealed(lane):",
+        "if not given:",
+    ),
+    resized(
         "a worker takes the topic as another process has made it again",
         "after FLUSHALL a worker ends: its topic has fewer partitions until another member has written its layout",
         "redis/topics.py",
