@@ -122,7 +122,7 @@ def test_struct_that_is_taken_is_read_back_equal() -> None:
             assert formats_for(kind)["application/msgpack"](packed) == value
 
     check()
-    assert taken.keys() == {True, False}
+    assert taken[True]  # of sixty values one to twelve are refused, and now and then none: refusals have tests below
 
 
 class Sent(msgspec.Struct, tag=True):
