@@ -83,6 +83,7 @@ class System:
         self.port, self.durable = free_port(), durable
         self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._stack = stack
+        self._process: subprocess.Popen[bytes] | None = None
         self.pids: list[int] = []
         self.prepare()
         stack.callback(lambda: self.stop(signal.SIGTERM))
@@ -109,7 +110,9 @@ class System:
         return None
 
     def stop(self, number: int) -> None:
-        """End the broker with a signal."""
+        """End the broker with a signal, if it could be started."""
+        if self._process is None:
+            return
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
         self._process.wait()
@@ -146,8 +149,10 @@ class Mosquitto(System):
 
     @staticmethod
     def version() -> str:
-        """Of the installed one."""
+        """Of the installed one, or nothing."""
         found = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
+        if not Path(found).exists():
+            return ""
         return subprocess.run([found, "-h"], capture_output=True, text=True, check=False).stdout.split()[2]
 
     def prepare(self) -> None:
