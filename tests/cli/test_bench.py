@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
-from rsmq.cli.bench.command import advise
+from rsmq.cli.bench.command import advise, bench
 from rsmq.cli.bench.meter import Cost
 from rsmq.cli.bench.run import BY_NAME
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server, wait_until
 
+ROOT: Final = Path(__file__).parents[2]
+TAKES: Final = re.compile(r"[Mm]easures? .*server.* in ((?:half )?a minute)")
 SMALL = ("--messages", "200")
 IMPATIENT = {"RSMQ_UNAVAILABLE_TIMEOUT": "PT0.1S"}
 
@@ -110,3 +115,15 @@ def test_batches_are_recommended_where_they_are_cheaper() -> None:
     """Only for a clear difference."""
     assert advice(4, batch=2.0)["batch"] == "500"
     assert advice(4, batch=4.9)["batch"] == "none"
+
+
+def test_the_help_and_the_pages_say_the_same_time() -> None:
+    """The help said a minute, the pages half of one, which is what it takes."""
+    said = [str(bench.__doc__), *((ROOT / page).read_text() for page in ("README.md", "docs/deployment.md"))]
+    assert [TAKES.findall(each) for each in said] == [["half a minute"]] * 3
+
+
+def test_no_advice_says_that_partitions_stay_as_they_are() -> None:
+    """A topic can grow."""
+    (said,) = [each.reason for each in advise(costs(), 2) if each.name == "partitions"]
+    assert ("can grow" in said, "never" in said) == (True, False)

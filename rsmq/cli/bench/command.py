@@ -44,7 +44,7 @@ def bench(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine and server in a minute: CPU and commands per message, latency, recommended settings.
+    """Measure this machine and server in half a minute: CPU and commands per message, latency, recommended settings.
 
     All keys have a random prefix and are deleted afterwards. Server CPU includes all other work of the server.
     """
@@ -140,7 +140,7 @@ def advise(costs: Mapping[str, Cost], cores: int) -> list[Advice]:
             "partitions",
             str(partitions),
             f"at least {PER_PROCESS} per process, so that the load stays even when a process is added or removed; "
-            f"at least {LEAST_PARTITIONS}, because the number can never change",
+            f"at least {LEAST_PARTITIONS}: a topic can grow, but not become smaller",
         ),
         Advice(
             "concurrency",
