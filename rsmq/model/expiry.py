@@ -32,7 +32,7 @@ def expiry_fields(
     if on_expiry not in (None, "drop", "dead"):
         raise ConfigError(f"on_expiry={on_expiry!r} is unknown: use 'drop' or 'dead'")
     if isinstance(expires, datetime):
-        at, left = epoch_ms(expires), None
+        at, left = max(0, epoch_ms(expires)), None  # with a sign the field would be a header of the publisher
     else:
         left = checked_duration("expires", expires)
         if not timedelta(0) < left <= LONGEST:

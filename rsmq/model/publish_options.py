@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final, Generic, TypedDict, TypeVar
 
 from rsmq.errors import ConfigError, TooLarge
-from rsmq.model.clock import epoch_ms, to_ms
+from rsmq.model.clock import LATEST_MS, epoch_ms, to_ms
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.expiry import OnExpiry
 from rsmq.model.headers import require_text
@@ -192,7 +192,7 @@ def due_time(delay: Duration | None, at: datetime | None) -> str:
         raise ConfigError("give delay or at, not both")
     if not isinstance(at, datetime):
         raise ConfigError(f"at={at!r} is not a time: pass an aware datetime, or write delay='5m' instead")
-    return str(max(0, epoch_ms(at)))
+    return str(min(max(0, epoch_ms(at)), LATEST_MS))
 
 
 def refuse_thread(is_async: bool, name: str = "message.publish") -> None:

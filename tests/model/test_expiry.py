@@ -30,6 +30,12 @@ def test_the_duration_of_a_delayed_message_becomes_a_moment() -> None:
     assert expiry_fields("1h", None, "+60000", MOMENT_MS) == ("expires", str(MOMENT_MS + 3_600_000))
 
 
+def test_a_moment_before_1970_has_expired() -> None:
+    """The year 1 is what some write for "over long ago". With a sign no reader takes the field for an expiry."""
+    (_, moment) = expiry_fields(datetime.min.replace(tzinfo=UTC), None)
+    assert expiry_of({b"expires": moment.encode()}, MOMENT_MS) == 1
+
+
 @pytest.mark.parametrize(
     ("expires", "on_expiry", "due", "text"),
     [

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,22 @@ def run(settings: Settings, directory: Path, *arguments: str, **files: str) -> s
 
 
 async def test_delays_at_the_ends_of_their_type(settings: Settings) -> None:
-    """Weeks, a year and the last day that there is are waited for; the first day is past; no delay is below 0."""
+    """Weeks, a year and the last day that there is are waited for; the first day is past, also as an expiry."""
     broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[Any]()
     broker.handler("orders", group="g")(told(seen))
     async with broker.running():
         for options in ({"delay": "25d"}, {"delay": "365d"}, {"at": datetime.max.replace(tzinfo=UTC)}):
             await broker.publish("orders", [3], **options)  # type: ignore[arg-type]
+        after_the_last = datetime.max.replace(tzinfo=timezone(timedelta(hours=-14)))  # in UTC it is in the year 10000
+        last = await broker.publish("orders", [4], at=after_the_last)
+        await broker.publish("orders", [5], expires=datetime.min.replace(tzinfo=UTC))
         await broker.publish("orders", [1], at=datetime.min.replace(tzinfo=UTC))
         for delay in (timedelta(milliseconds=-1), timedelta.max):
             with pytest.raises(ConfigError, match="is not possible"):
                 await broker.publish("orders", [2], delay=delay)
         await until(lambda: seen == [[1]], "the one in the past is handled")
-        assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 3
+        assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 4
+        assert last in [hit.id for hit in (await broker.find("orders", state="delayed")).hits]
 
 
 class WithoutDuration(Hold):
