@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ from rsmq.cli.parameters import (
 )
 from rsmq.cli.tables import print_rows, print_table
 from rsmq.dlq import DeadLetter, Selection, read_fields
+from rsmq.dlq.selection import not_looked_into
 from rsmq.inspector.state import GroupState
 from rsmq.inspector.text import timestamp
 from rsmq.model.message import JSON
@@ -50,7 +52,9 @@ Key = Annotated[str | None, typer.Option("--key", help="Only those with this ord
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="FIELD=VALUE", help="Only with this field in the JSON payload: a.b=5, state!=done. May be repeated."
+        metavar="FIELD=VALUE",
+        help="Only with this field in the JSON payload: a.b=5, state!=done. May be repeated. What is encrypted or in a "
+        "store is read if RSMQ_KEYS and RSMQ_BODIES are set, as for `show`.",
     ),
 ]
 
@@ -77,10 +81,12 @@ def list_(
         list_groups(topic, url, as_json)
         return
 
+    unread = Counter[str]()
+
     async def read(connection: CommandConnection) -> tuple[int, list[DeadLetter]]:
         state, found = await connection.group(topic, group), await connection.topic(topic)
         letters: list[DeadLetter] = []
-        async for letter in connection.dead_letters.select(found, group, wanted):
+        async for letter in connection.dead_letters.select(found, group, wanted, unread=unread):
             letters.append(letter)
             if len(letters) == most:
                 break
@@ -95,8 +101,15 @@ def list_(
     nothing = f"{topic}/{group} has no {some}dead letters"
     columns = ("id", "at", "reason", "#attempts", "key", "message id", "error")
     print_rows([as_object(each) for each in letters], columns, rows, nothing, as_json=as_json)
+    say_unread(unread)
     if total > len(letters) and wanted.is_all:
         print_error(f"{total - len(letters)} more: rsmq dlq list {topic} {group} -n {total}")
+
+
+def say_unread(unread: Counter[str]) -> None:
+    """That not all payloads could be read in which a field was looked for."""
+    if unread:
+        print_error(f"{not_looked_into(unread, 'dead letter')}: see RSMQ_KEYS and RSMQ_BODIES")
 
 
 def list_groups(topic: str | None, url: str | None, as_json: bool) -> None:
@@ -178,15 +191,18 @@ def replay(
         show_replay(topic, group, ids, wanted, url, as_json=as_json)
         return
 
+    unread = Counter[str]()
+
     async def act(connection: CommandConnection) -> int:
         await connection.group(topic, group)
         found, every = await connection.topic(topic), rate or timedelta(0)
         if ids:
             return await connection.dead_letters.replay(found, group, ids, every=every)
-        return await connection.dead_letters.replay_selected(found, group, wanted, every=every)
+        return await connection.dead_letters.replay_selected(found, group, wanted, every=every, unread=unread)
 
     done = ask(url, act)
     print_result({"replayed": done}, f"replayed {count(done, 'dead letter')} of {topic}/{group}", as_json=as_json)
+    say_unread(unread)
     if ids and done < len(ids):
         raise NotFound(f"{count(len(ids) - done, 'id does', 'ids do')} not exist, of {len(ids)}")
 
@@ -196,15 +212,19 @@ def show_replay(
 ) -> None:
     """Print what a replay would replay."""
 
+    unread = Counter[str]()
+
     async def read(connection: CommandConnection) -> list[tuple[str, str, str, str]]:
         await connection.group(topic, group)
         found = await connection.topic(topic)
         if ids:
             letters = [await connection.dead_letters.get(found, group, each) for each in ids]
             return [about(letter) for letter in letters if letter is not None]
-        return [about(letter) async for letter in connection.dead_letters.select(found, group, wanted)]
+        chosen = connection.dead_letters.select(found, group, wanted, unread=unread)
+        return [about(letter) async for letter in chosen]
 
     rows = ask(url, read)
+    say_unread(unread)
     if as_json:
         print_json({"would_replay": len(rows), "ids": [row[0] for row in rows]})
         return

@@ -30,6 +30,7 @@ from rsmq.control import (
 from rsmq.control.finder import Finder, Found
 from rsmq.control.search import STATES
 from rsmq.dlq import read_fields
+from rsmq.dlq.selection import not_looked_into
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, printable
 from rsmq.redis.topics import Topic
@@ -165,7 +166,11 @@ def find(
     key: Annotated[str | None, typer.Option("--key", help="Only with this ordering key.")] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD=VALUE", help="Only with this field in the JSON payload: a.b=5, state!=done."),
+        typer.Option(
+            metavar="FIELD=VALUE",
+            help="Only with this field in the JSON payload: a.b=5, state!=done. What is encrypted or in a store is "
+            "read if RSMQ_KEYS and RSMQ_BODIES are set.",
+        ),
     ] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only with this header.")] = None,
     since: Annotated[datetime | None, time_option("Stored at this time or later (delayed: due, dead: died).")] = None,
@@ -201,6 +206,8 @@ def find(
     nothing = f"no such message among the {count(found.looked_at, 'message')} that were looked at"
     columns = ("at", "stream id", "message id", "key", "dead letter", "data")
     print_rows([hit_as_object(each) for each in found.hits], columns, rows, nothing, as_json=as_json)
+    if found.unread:
+        print_error(f"{not_looked_into(found.unread, 'message')}: see RSMQ_KEYS and RSMQ_BODIES")
     if not found.is_all:
         print_error(f"not all was looked at ({count(found.looked_at, 'message')}): raise -n or --scan, or narrow it")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
 from rsmq.control.finder import read_entry
+from rsmq.dlq.dead_letter import read_dead_letter
 from rsmq.dlq.selection import FieldCondition
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
@@ -92,11 +94,16 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`is_all`: everything was looked at. Otherwise there were enough hits, or `looked_at` has reached its limit."""
+    """`is_all`: everything was looked at. Otherwise there were enough hits, or `looked_at` has reached its limit.
+
+    `unread`: payloads that this process cannot read, such as those without their key, are no hits where a field of the
+    payload is wanted. They are counted here, by the reason, such as `encrypted (k7)`.
+    """
 
     hits: tuple[Hit, ...]
     looked_at: int
     is_all: bool
+    unread: Mapping[str, int] = field(default_factory=dict)
 
 
 class Search:
@@ -130,19 +137,19 @@ class Search:
     ) -> Findings:
         """At most `most` hits among at most `scan` messages; `progress` is called with how many were looked at."""
         await self._check_group()
-        hits, looked_at = list[Hit](), 0
+        hits, looked_at, unread = list[Hit](), 0, Counter[str]()
         of_key = [] if wanted.key is None else [block.partition_for(wanted.key) for block in self._topic.layout.blocks]
         for partition in of_key or self._topic.numbers:
             async for page in self._pages(partition, wanted):
                 for row in page:
                     if len(hits) == most or looked_at == scan:
-                        return Findings(tuple(hits), looked_at, is_all=False)
+                        return Findings(tuple(hits), looked_at, is_all=False, unread=unread)
                     looked_at += 1
                     if wanted.first_ms <= row[2] < wanted.end_ms:
-                        hits += await self._hit(partition, row, wanted)
+                        hits += await self._hit(partition, row, wanted, unread)
                 if progress is not None and page:
                     progress(looked_at)
-        return Findings(tuple(hits), looked_at, is_all=True)
+        return Findings(tuple(hits), looked_at, is_all=True, unread=unread)
 
     async def _check_group(self) -> None:
         """Raise ConfigError for a group that is nowhere."""
@@ -154,17 +161,19 @@ class Search:
                 return
         raise ConfigError(f"topic {self._topic.name!r} has no group {self._group!r}: see `rsmq group list`")
 
-    async def _hit(self, partition: int, row: Row, wanted: Criteria) -> list[Hit]:
+    async def _hit(self, partition: int, row: Row, wanted: Criteria, unread: Counter[str]) -> list[Hit]:
         entry_id, fields, ms = row
-        letter, named = None, dict(zip(fields[::2], fields[1::2], strict=False))
+        letter = None
         if self._state == "dead":
-            letter, entry_id = f"{partition}/{entry_id.decode()}", named.get(b"dlq.origin", entry_id)
-            fields = [part for name, value in named.items() if not name.startswith(b"dlq.") for part in (name, value)]
+            dead = read_dead_letter(self._topic.name, partition, self._group, entry_id, fields)
+            letter, entry_id = dead.id, dead.origin.encode() or entry_id
+            fields = [part for pair in dead.fields for part in pair]
         message = read_entry(self._topic, partition, entry_id, fields)
         if not wanted.suits(message):
             return []
         sealed = await message.open_with_body(self._encoding) if self._bodies else message.open(self._encoding)
         if not wanted.matches(message):
+            unread.update([sealed] if sealed else [])
             return []
         stream_id = None if self._state == "delayed" else message.stream_id
         at = from_epoch_ms(min(ms, LATEST_MS))

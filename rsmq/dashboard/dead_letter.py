@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rsmq.dashboard.actions import selection_of
 from rsmq.dashboard.html import Content, Html, Row, about, block, hidden, link, table, tag, text_field
-from rsmq.dashboard.message import box, failed_table, select_all
+from rsmq.dashboard.message import box, failed_table, select_all, unread_of
 from rsmq.dashboard.page import Page, Visit
 from rsmq.dashboard.payload import payload_block
 from rsmq.dashboard.queries import MOST_LETTERS, PREVIEW
@@ -35,13 +35,14 @@ async def dead_letters(visit: Visit, topic: str, group: str) -> Page:
     """Those of one group that match the fields, and how many there are of each error."""
     visit.check(topic)
     await visit.queries.group(topic, group)
-    letters, is_more = await visit.queries.dead_letters(topic, group, selection_of(visit.given))
+    letters, is_more, unread = await visit.queries.dead_letters(topic, group, selection_of(visit.given))
     more = f", the oldest {MOST_LETTERS} are shown" if is_more else ""
     given = {name: visit.given(name) for name in FIELDS if visit.given(name)}
     return Page(
         f"Dead letters of {group} of {topic}",
         [
             filters(visit), tag("p", f"{count(len(letters), 'dead letter')}{more}"),
+            unread_of(unread, "dead letter"),
             errors(visit, topic, group, letters, given), rows_of(visit, topic, group, letters, given),
         ],
         crumbs=[("Dead letters", visit.url("dead-letters")), (f"group {group}", visit.url("group", topic, group))],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -28,6 +28,7 @@ from rsmq.dashboard.queries import MOST_SCANNED, PREVIEW, BrowsedMessage, Messag
 from rsmq.dashboard.roles import Role
 from rsmq.dashboard.waiting import MOST, WaitingMessage
 from rsmq.dlq import read_fields
+from rsmq.dlq.selection import not_looked_into
 from rsmq.errors import ConfigError
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms
@@ -44,7 +45,7 @@ async def messages(visit: Visit, topic: str) -> Page:
     if wanted.id and not is_position(wanted.id):
         with suppress(PageNotFound, ConfigError):  # an id that it cannot find may be among the newest
             return await message(visit, topic, wanted.id, wanted.key or None)
-    entries, is_more = await visit.queries.messages(topic, wanted)
+    entries, is_more, unread = await visit.queries.messages(topic, wanted)
     numbers = [("", "all"), *((str(each), str(each)) for each in found.numbers)]
     bar = tag(
         "form", choice("partition", "partition", numbers, visit.given("partition")),
@@ -68,11 +69,18 @@ async def messages(visit: Visit, topic: str) -> Page:
         [
             bar,
             table(("id", "message id", "#partition", "stored", "key", "payload"), rows, f"no message matches{where}"),
+            unread_of(unread, "message"),
             tag("p", link("older", visit.url("messages", topic, **older))) if older else None,
             tag("p", "This consumes nothing.", class_="dim"),
         ],
         crumbs=crumbs(visit, topic)[:2],
     )  # fmt: skip
+
+
+def unread_of(unread: Mapping[str, int], one: str) -> Content:
+    """That not all payloads could be read in which a field was looked for."""
+    text = not_looked_into(unread, one)
+    return tag("p", f"{text[:1].upper()}{text[1:]}.", role="status") if text else None
 
 
 def search_of(visit: Visit, numbers: Sequence[int]) -> MessageSearch:

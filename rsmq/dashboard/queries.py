@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -157,6 +157,8 @@ class BrowsedMessage:
     header_pairs: tuple[tuple[str, str], ...] = ()
     encoding: str = ""
     """How its payload was stored, such as `zstd;a256gcm=k7`."""
+    sealed: str = ""
+    """Why it cannot be read; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +176,30 @@ class MessageSearch:
         """Whether messages have to be looked through."""
         return bool(self.key or self.id or self.where)
 
+    def suits(self, entry: BrowsedMessage) -> bool:
+        """Whether those conditions hold that need no payload."""
+        return self.key in ("", entry.key) and self.id in ("", entry.id, entry.message_id)
+
     def matches(self, entry: BrowsedMessage) -> bool:
         """Whether all conditions hold."""
-        return (
-            self.key in ("", entry.key)
-            and self.id in ("", entry.id, entry.message_id)
-            and (not self.where or has_fields(entry.data, self.where))
-        )
+        return self.suits(entry) and (not self.where or has_fields(entry.data, self.where))
+
+
+class FoundMessages(NamedTuple):
+    """Messages that match. `unread`: how many suit, but for the fields of their payload, which this process cannot
+    read, by the reason."""
+
+    entries: list[BrowsedMessage]
+    is_more: bool
+    unread: Counter[str]
+
+
+class FoundLetters(NamedTuple):
+    """Dead letters that match, and as above."""
+
+    letters: list[DeadLetter]
+    is_more: bool
+    unread: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +249,7 @@ class Queries:
                 return found
         raise PageNotFound(f"topic {topic!r} has no group {group!r}")
 
-    async def messages(
-        self, topic: str, wanted: MessageSearch, most_scanned: int = MOST_SCANNED
-    ) -> tuple[list[BrowsedMessage], bool]:
+    async def messages(self, topic: str, wanted: MessageSearch, most_scanned: int = MOST_SCANNED) -> FoundMessages:
         """The newest that match, newest first, at most MOST_MESSAGES, and whether there are older ones.
 
         Consumes nothing. With conditions, those among the `most_scanned` newest of the partitions that may have them.
@@ -244,17 +261,24 @@ class Queries:
         elif wanted.key:
             partitions = [block.partition_for(wanted.key) for block in found.layout.blocks]
         most = most_scanned // len(partitions) if wanted.is_filter else MOST_MESSAGES + 1
-        entries = [entry for each in partitions for entry in await self._newest(topic, each, wanted, most)]
+        unread = Counter[str]()
+        entries = [entry for each in partitions for entry in await self._newest(topic, each, wanted, most, unread)]
         entries.sort(key=lambda entry: parse_stream_id(entry.id.encode()), reverse=True)
-        return entries[:MOST_MESSAGES], len(entries) > MOST_MESSAGES
+        return FoundMessages(entries[:MOST_MESSAGES], len(entries) > MOST_MESSAGES, unread)
 
-    async def _newest(self, topic: str, partition: int, wanted: MessageSearch, most: int) -> list[BrowsedMessage]:
+    async def _newest(
+        self, topic: str, partition: int, wanted: MessageSearch, most: int, unread: Counter[str]
+    ) -> list[BrowsedMessage]:
         stream, entries, before, scanned = self.keys.stream(topic, partition), list[BrowsedMessage](), wanted.before, 0
         while scanned < most and len(entries) <= MOST_MESSAGES:
             end, count = before if before == "+" else f"({before}", min(SCANNED, most - scanned)
             rows = await read_entries(self.client, "XREVRANGE", stream, end, "-", count)
-            read = (read_entry(MessageOrigin(topic, partition, ""), row[0], row[1], self.encoding) for row in rows)
-            entries += [each for each in read if wanted.matches(each)]
+            for row in rows:
+                entry = read_entry(MessageOrigin(topic, partition, ""), row[0], row[1], self.encoding)
+                if wanted.matches(entry):
+                    entries.append(entry)
+                elif entry.sealed and wanted.suits(entry):
+                    unread[entry.sealed] += 1
             scanned += len(rows)
             if len(rows) < count:
                 break
@@ -314,26 +338,26 @@ class Queries:
         self._message_ids = {entry: found.get(entry) or self._message_ids.get(entry, "") for entry in entries}
         return [replace(each, message_id=self._message_ids[entry]) for each, entry in zip(rows, entries, strict=True)]
 
-    async def dead_letters(self, topic: str, group: str, wanted: Selection) -> tuple[list[DeadLetter], bool]:
-        """The oldest that match, at most MOST_LETTERS, and whether there may be more."""
-        letters: list[DeadLetter] = []
-        scanned = 0
+    async def dead_letters(self, topic: str, group: str, wanted: Selection) -> FoundLetters:
+        """The oldest that match, at most MOST_LETTERS, and whether there may be more. It gets nothing from a store of
+        payloads: a page must not wait for thousands of them."""
+        letters, unread, scanned = list[DeadLetter](), Counter[str](), 0
         async for letter in self.dlq.iterate(await self.topic(topic), group):
             scanned += 1
             if wanted.matches(letter):
                 letters.append(letter)
+            elif letter.sealed and wanted.suits(letter):
+                unread[letter.sealed] += 1
             if len(letters) == MOST_LETTERS or scanned == MOST_SCANNED:
-                return letters, True
-        return letters, False
+                return FoundLetters(letters, True, unread)
+        return FoundLetters(letters, False, unread)
 
     async def count_dead_letters(self, topic: str, group: str, wanted: Selection) -> int:
-        """How many match, also those that are not shown."""
+        """How many match, also those that are not shown: what a replay of all that match would replay."""
+        found = await self.topic(topic)
         if wanted.is_all:
-            return await self.dlq.count(await self.topic(topic), group)
-        count = 0
-        async for letter in self.dlq.iterate(await self.topic(topic), group):
-            count += wanted.matches(letter)
-        return count
+            return await self.dlq.count(found, group)
+        return sum([1 async for _ in self.dlq.select(found, group, wanted)])
 
     async def dead_letter(self, topic: str, group: str, letter: str) -> DeadLetter:
         """One dead letter. Raises PageNotFound."""
@@ -411,7 +435,7 @@ def browsed(message: Message, fields: list[bytes], sealed: str) -> BrowsedMessag
     at = moment(int(message.entry_id.partition(b"-")[0]))
     return BrowsedMessage(
         message.partition, message.entry_id.decode(), at, message.key or "", message.id, headers, text, data,
-        message.type, tuple(message.headers.items()), encoding_of(fields),
+        message.type, tuple(message.headers.items()), encoding_of(fields), sealed,
     )  # fmt: skip
 
 

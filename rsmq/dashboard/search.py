@@ -66,8 +66,8 @@ async def messages_of(
                 if one is not None:
                     found.append((topic, one))
             with suppress(PageNotFound, ConfigError):
-                some, _ = await visit.queries.messages(topic, MessageSearch(key=wanted), SCANNED)
-                found += [(topic, each) for each in some if (topic, each) not in found]
+                some = await visit.queries.messages(topic, MessageSearch(key=wanted), SCANNED)
+                found += [(topic, each) for each in some.entries if (topic, each) not in found]
             left.remove(topic)
     return found, left
 

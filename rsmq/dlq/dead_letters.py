@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
@@ -90,22 +90,44 @@ class DeadLetters:
         return await self._sum(topic, group, "XLEN")
 
     async def select(
-        self, topic: Partitioned, group: str, selection: Selection, *, bodies: bool = False
+        self,
+        topic: Partitioned,
+        group: str,
+        selection: Selection,
+        *,
+        bodies: bool = False,
+        unread: Counter[str] | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """The selected ones that exist now, oldest first over all partitions. `bodies`: with payloads in a store."""
+        """The selected ones that exist now, oldest first over all partitions. `bodies`: with payloads in a store.
+
+        A payload that this process cannot read, such as one without its key, meets no condition for its fields:
+        `unread` counts these by the reason, such as `encrypted (k7)`.
+        """
         lasts = {number: await self._last(topic.name, number, group) for number in checked_topic(topic).numbers}
-        async for letter in self.iterate(topic, group, lasts):
-            if selection.suits(letter):
-                if bodies or selection.where:
-                    letter = await opened_with_body(letter, self._encoding)
-                if selection.matches(letter):
-                    yield letter
+        async for letter in self._stored(topic, group, lasts):
+            if not selection.suits(letter):  # said before its payload is decoded, or got from a store
+                continue
+            letter = opened(letter, self._encoding)
+            if bodies or selection.where:
+                letter = await opened_with_body(letter, self._encoding)
+            if selection.matches(letter):
+                yield letter
+            elif letter.sealed and unread is not None:
+                unread[letter.sealed] += 1
 
     async def iterate(
         self, topic: Partitioned, group: str, lasts: Mapping[int, str] | None = None, *, bodies: bool = False
     ) -> AsyncIterator[DeadLetter]:
         """All of them, oldest first over all partitions, read page by page; each partition up to its id in `lasts`.
         `bodies`: with payloads in a store."""
+        async for letter in self._stored(topic, group, lasts):
+            letter = opened(letter, self._encoding)
+            yield await opened_with_body(letter, self._encoding) if bodies else letter
+
+    async def _stored(
+        self, topic: Partitioned, group: str, lasts: Mapping[int, str] | None = None
+    ) -> AsyncIterator[DeadLetter]:
+        """All of them as they are stored."""
         heads: list[tuple[tuple[int, int], int, DeadLetter]] = []
         ends = dict.fromkeys(checked_topic(topic).numbers, "+") if lasts is None else lasts
         sources = {number: self._read_partition(topic.name, number, group, ends[number]) for number in topic.numbers}
@@ -113,7 +135,7 @@ class DeadLetters:
             await self._push(heads, number, source)
         while heads:
             _, number, letter = heapq.heappop(heads)
-            yield await opened_with_body(letter, self._encoding) if bodies else letter
+            yield letter
             await self._push(heads, number, sources[number])
 
     async def get(self, topic: Partitioned, group: str, letter: str) -> DeadLetter | None:
@@ -148,11 +170,18 @@ class DeadLetters:
         return replayed
 
     async def replay_selected(
-        self, topic: Limited, group: str, selection: Selection, *, every: Duration = timedelta(0)
+        self,
+        topic: Limited,
+        group: str,
+        selection: Selection,
+        *,
+        every: Duration = timedelta(0),
+        unread: Counter[str] | None = None,
     ) -> int:
-        """Replay the selected ones, oldest first. After an error or cancellation a part of them is replayed."""
+        """Replay the selected ones, oldest first. After an error or cancellation a part of them is replayed. `unread`
+        counts those that are left because their payload cannot be read, as in `select`."""
         replayed, throttle = 0, ReplayRate(every)
-        async for letter in self.select(topic, group, selection):
+        async for letter in self.select(topic, group, selection, unread=unread):
             await throttle.wait()
             done = await self._replay_one(topic, group, letter.id)
             if done is None:
@@ -182,7 +211,7 @@ class DeadLetters:
             while page:
                 stream_id, fields = page.popleft()
                 start = b"(" + stream_id
-                yield opened(read_dead_letter(topic, partition, group, stream_id, fields), self._encoding)
+                yield read_dead_letter(topic, partition, group, stream_id, fields)
             if is_last:
                 return
 

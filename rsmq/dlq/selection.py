@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from rsmq.dlq.dead_letter import DeadLetter
 from rsmq.errors import ConfigError
+from rsmq.model.words import count
 
 MISSING: Final = object()
 
@@ -71,6 +72,15 @@ class Selection:
         except (ValueError, RecursionError):
             return False
         return all(field.matches(payload) for field in self.where)
+
+
+def not_looked_into(unread: Mapping[str, int], one: str) -> str:
+    """What a search by fields of the payload could not read, by the reason; empty if it has read all. `one`: what it
+    looks for, such as `dead letter`."""
+    if not unread:
+        return ""
+    reasons = ", ".join(f"{reason}: {number}" for reason, number in unread.items())
+    return f"the payload of {count(sum(unread.values()), one)} could not be read, so its fields are unknown ({reasons})"
 
 
 def read_fields(texts: Sequence[str]) -> tuple[FieldCondition, ...]:

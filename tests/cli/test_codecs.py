@@ -87,6 +87,14 @@ async def test_commands_read_with_the_keys_of_the_environment(broker: Broker, cl
     assert [len(json.loads(each)) for each in (found, sealed)] == [1, 0]
     found, sealed = await both("dlq", "list", "orders", "billing", "--where", "to=ada", "--json")
     assert [len(json.loads(each)) for each in (found, sealed)] == [1, 0]
+    for command in (["dlq", "list"], ["dlq", "replay", "--dry-run"], ["dlq", "replay"]):
+        at = ["orders", "billing", "--where", "to=ada"]
+        without = await anyio.to_thread.run_sync(partial(cli, *command[:2], *at, *command[2:]))
+        assert "the payload of 1 dead letter could not be read, so its fields are unknown" in without.stderr, command
+        assert "(encrypted (k1): 1): see RSMQ_KEYS" in without.stderr
+        assert without.returncode == 0
+    without = await anyio.to_thread.run_sync(partial(cli, "message", "find", "orders", "--where", "n=7"))
+    assert "the payload of 1 message could not be read" in without.stderr
     other = f"k2={b64encode(OTHER).decode()}"
     check = await anyio.to_thread.run_sync(partial(cli, "schema", "check", "app:broker", RSMQ_KEYS=other))
     assert check.returncode == 1

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 class MemoryStore:
     """Bodies in this process. `is_away`: each call fails; `gate`: a put waits for it; `waiting`: how many do;
-    `refused`: how many calls have failed."""
+    `refused`: how many calls have failed; `gets`: how many have asked for a body."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
         self.times: dict[str, float] = {}
         self.is_away = False
-        self.waiting = self.refused = 0
+        self.waiting = self.refused = self.gets = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -28,6 +28,7 @@ class MemoryStore:
         self.times[name] = time.time()
 
     def get(self, name: str) -> bytes:
+        self.gets += 1
         self._reach()
         try:
             return self.bodies[name]

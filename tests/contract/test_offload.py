@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -507,7 +508,14 @@ async def test_a_dead_letter_shows_its_body_when_it_is_asked_for(
         assert away is not None
         assert away.sealed == listed[1].sealed
         assert [each.sealed for each in (await broker.find("t", bodies=True)).hits] == [each.sealed for each in listed]
+        unread = Counter[str]()
+        assert not [each async for each in letters.select(topic, "g", dlq.Selection(where=n1), unread=unread)]
+        assert await letters.replay_selected(topic, "g", dlq.Selection(where=n1), unread=unread) == 0
+        assert unread == {listed[1].sealed: 4}
         store.is_away = False
+        calls, other = store.gets, dlq.Selection(key="another", where=n1)
+        assert not [each async for each in letters.select(topic, "g", other)]
+        assert store.gets == calls
         assert await letters.replay_selected(topic, "g", dlq.Selection(where=n1)) == 1
         assert {each.id for each in await letters_of(broker, "t", "g")} == {listed[0].id, listed[2].id}
 

@@ -11,7 +11,8 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy, Settings
-from tests.contract.witness import ask
+from rsmq.codecs import Encrypt, Keyring
+from tests.contract.witness import ask, dies, letters_of
 from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -83,6 +84,41 @@ async def test_messages_are_found_in_every_state(broker: Broker) -> None:
             go_on.set()
         refs["unread"] = await broker.publish("in", "unread", key="u")
         assert await found(broker, state="unread", group="g") == ["unread"]
+
+
+async def test_search_finds_a_dead_letter_whose_fields_are_packed(broker: Broker) -> None:
+    """It had more fields than a message may have. It has the id that it was published with, as `dlq list` says it."""
+    fields = [part for n in range(5000) for part in (f"f{n}", "x")]
+
+    @broker.handler("in", group="g", retry=RetryPolicy(max_attempts=1))
+    async def refuse(payload: dict[str, int]) -> None:
+        raise Reject("no")
+
+    async with broker, broker.running():
+        stream = broker.keys.stream("in", 0)
+        await ask(broker, "XADD", stream, "*", "data", '{"n": 1}', "key", "k", "id", "wide", *fields)
+        await dies(broker, "in", "g", 1)
+        assert await ask(broker, "XLEN", broker.keys.dlq("in", 0, "g")) == 1
+        ((_, stored),) = await ask(broker, "XRANGE", broker.keys.dlq("in", 0, "g"), "-", "+")
+        assert b"dlq.packed" in stored[::2]
+        (hit,) = (await broker.find("in", state="dead", group="g")).hits
+        (letter,) = await letters_of(broker, "in", "g")
+        assert (hit.id, hit.letter, hit.stream_id) == (letter.message_id, letter.id, letter.origin)
+        assert hit.id == "wide"
+
+
+async def test_search_counts_payloads_that_it_cannot_read(broker: Broker) -> None:
+    """They have no field that is known, so they are no hits: by the reason. Only where a field is wanted."""
+    sealed = Broker(broker.settings, codecs=[Encrypt(Keyring({"k7": b"7" * 32}))])
+    async with broker, sealed:
+        await broker.publish("in", {"n": 1}, key="a")
+        await sealed.publish("in", {"n": 1}, key="a")
+        await sealed.publish("in", {"n": 1}, key="b")
+        findings = await broker.find("in", where=["n=1"])
+        assert (len(findings.hits), findings.unread) == (1, {"encrypted (k7)": 2})
+        assert (await broker.find("in", key="a", where=["n=1"])).unread == {"encrypted (k7)": 1}
+        assert (await broker.find("in", key="a")).unread == {}
+        assert (await sealed.find("in", where=["n=1"])).unread == {}
 
 
 async def test_search_is_bounded_and_says_so(broker: Broker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from base64 import b64encode
 from dataclasses import replace
 from html import unescape
@@ -10,10 +11,17 @@ from pathlib import Path
 import pytest
 
 from rsmq import Broker, Reject, Settings
-from rsmq.codecs import Encrypt, Keyring, Offload
+from rsmq.codecs import Encrypt, Keyring, Offload, Zstd
 from rsmq.dashboard import Role, Rules, Visitor, create_app
+from rsmq.model.words import count
 from tests.contract.witness import dies, letters_of
 from tests.dashboard.test_extension import browsing
+
+
+def random_text(size: int) -> str:
+    """What does not compress below half."""
+    return random.Random(1).randbytes(size // 2).hex()
+
 
 FORMS = {
     "publish": {"topic": "safe", "payload": "1", "kind": "json", "confirmed": "yes"},
@@ -49,6 +57,42 @@ async def test_pages_of_one_message_show_a_body_from_the_store(
                 for path in (*lists, *ones):
                     page = unescape((await web.get(path)).text)
                     assert ("lovelace" in page) == (path in shown), path
+
+
+async def test_pages_say_which_payloads_they_could_not_look_into(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists get none from a store, and without keys nothing is known of what is encrypted. What a replay of all that
+    match asks has the number that it replays."""
+    settings = replace(settings, preflight="warn", partitions=1)
+    codecs, store = [Zstd(above="100B"), Encrypt(Keyring({"k1": b"1" * 32}))], Offload(tmp_path, above="1kB")
+    broker = Broker(settings, codecs=codecs, offload=store)
+    rules = Rules(authorize=lambda _: Visitor("root", Role.ADMIN))
+
+    @broker.handler("safe", group="g")
+    async def refuse(order: dict[str, str]) -> None:
+        raise Reject("no")
+
+    async with broker, broker.running():
+        for text in ("y", "y" * 300, random_text(3000)):
+            await broker.publish("safe", {"to": "ada", "text": text})
+        await dies(broker, "safe", "g", 3)
+    monkeypatch.setenv("RSMQ_BODIES", str(tmp_path))
+    fields = {"topic": "safe", "group": "g", "where": "to=ada"}
+    for keys, found, unread in (
+        (f"k1={b64encode(b'1' * 32).decode()}", 2, ["in the store of bodies (zstd;a256gcm=k1;ref): 1"]),
+        ("", 0, ["encrypted (k1): 2", "in the store of bodies (zstd;a256gcm=k1;ref): 1"]),
+    ):
+        monkeypatch.setenv("RSMQ_KEYS", keys) if keys else monkeypatch.delenv("RSMQ_KEYS")
+        async with browsing(create_app(settings, rules=rules)) as web:
+            for path, one in (("/messages/safe", "message"), ("/dead-letters/safe/g", "dead letter")):
+                page = unescape((await web.get(f"{path}?where=to%3Dada")).text)
+                what = f"The payload of {count(3 - found, one)} could not be read, so its fields are unknown"
+                assert what in page
+                assert all(each in page for each in unread), page
+                assert "could not be read" not in unescape((await web.get(path)).text)
+            asked = unescape((await web.post("/do/replay-matching", data=fields)).text)
+            assert f"all that match the fields: {3 if keys else 0} dead letters" in asked
 
 
 @pytest.mark.parametrize("action", FORMS)

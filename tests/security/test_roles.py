@@ -332,7 +332,7 @@ async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, to
         (group,) = [each for each in queries.poller.board.groups if each.topic == topic]
         assert (group.name, group.is_unserved, group.owned) == ("g", False, 1)
         assert (await queries.topic(topic)).partitions == 1
-        messages, _ = await queries.messages(topic, MessageSearch(partition=0))
+        messages = (await queries.messages(topic, MessageSearch(partition=0))).entries
         assert len(messages) == 3
         assert (await queries.group(topic, "g")).name == topic
         assert len(await queries.pending(topic, "g")) <= 3
@@ -345,7 +345,7 @@ async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, to
         await history.take()
         await history.take()
         assert len(history.samples) == 1, "kept in memory: this user may not write it"
-        assert await queries.dead_letters(topic, "g", Selection()) == ([], False)
+        assert await queries.dead_letters(topic, "g", Selection()) == ([], False, {})
         devices, _ = await queries.devices(only_waiting=True)
         assert f"phone-{topic}" in [device.client_id for device in devices]
         await served.client.execute_command("ZADD", served.keys.gateways, 1, "g1")
