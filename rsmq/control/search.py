@@ -37,7 +37,7 @@ class Criteria:
 
     key: str | None = None
     where: tuple[FieldCondition, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     since: datetime | None = None
     until: datetime | None = None
 

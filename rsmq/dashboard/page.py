@@ -144,7 +144,7 @@ class Page:
     """The content of a page. `is_live`: it is sent again each second, as far as it has changed."""
 
     title: str
-    body: list[Content]
+    body: list[Content] = field(repr=False)
     is_live: bool = False
     crumbs: list[tuple[str, str]] = field(default_factory=list)
 

@@ -31,7 +31,7 @@ class Draft:
 
     payload: str = field(default="{}", repr=False)
     key: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
     is_text: bool = False
     encoding: str = ""
     """The codings with which it is stored, such as `zstd;a256gcm`: those of the message that it is a copy of, or as

@@ -149,12 +149,12 @@ class BrowsedMessage:
     at: str
     key: str
     message_id: str
-    headers: str
+    headers: str = field(repr=False)
     text: str = field(repr=False)
     data: bytes | None = field(repr=False)
     kind: str = JSON
     """The content type."""
-    header_pairs: tuple[tuple[str, str], ...] = ()
+    header_pairs: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     encoding: str = ""
     """How its payload was stored, such as `zstd;a256gcm=k7`."""
     sealed: str = ""

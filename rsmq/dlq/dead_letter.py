@@ -43,7 +43,7 @@ class DeadLetter:
     data: bytes | None = field(repr=False)
     key: str | None
     message_id: str
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     fields: tuple[tuple[bytes, bytes], ...] = field(repr=False)
     traceback: str = ""
     history: tuple[FailedAttempt, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ class FieldCondition:
     """
 
     path: str
-    value: str
+    value: str = field(repr=False)
     is_equal: bool = True
 
     def matches(self, payload: Any) -> bool:

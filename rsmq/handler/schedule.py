@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal, NamedTuple, Unpack, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -150,7 +150,7 @@ class Schedule:
     topic: str
     trigger: Trigger
     key: str | None
-    headers: Mapping[str, str] | None
+    headers: Mapping[str, str] | None = field(repr=False)
     band: str | None
     missed: Missed
     zone: tzinfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -22,7 +22,7 @@ class MessageProgress:
     the id of the batch of the message, or empty."""
 
     done: float
-    text: str
+    text: str = field(repr=False)
     at: datetime
     batch: str = ""
 

@@ -21,7 +21,7 @@ class Publication:
 
     topic: str
     payload: Any = field(repr=False)
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     """Those of the call over those of the broker; with tracing, the trace context is among them."""
     key: str | None = None
     delay: Duration | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Literal, Self, Unpack
@@ -48,9 +48,9 @@ class OutboxEntry:
     """A message that a handler has put into an outbox."""
 
     topic: str
-    payload: Any
+    payload: Any = field(repr=False)
     key: str | None
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     message_id: str
 
 
@@ -62,7 +62,7 @@ class Run:
     group: str
     message_id: str
     attempt: int
-    result: Any
+    result: Any = field(repr=False)
     error: BaseException | None
     outputs: tuple[Output, ...] = ()
     """What it published with `message.publish`, or by the option `output`. Nothing of it is stored if it failed."""

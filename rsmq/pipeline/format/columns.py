@@ -85,6 +85,9 @@ class Extras(NamedTuple):
     on_expiry: bytes | None = None
     unique: bytes | None = None
 
+    def __repr__(self) -> str:
+        return f"<Extras of {self.id!r}>"
+
 
 class SplitEntries(NamedTuple):
     """Entries by column, one value for each entry. None instead of a list: no entry has a value."""

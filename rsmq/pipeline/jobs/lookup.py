@@ -30,7 +30,7 @@ class ArchivedMessage:
     stream_id: str
     key: str | None
     type: str | None
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     data: bytes | None = field(repr=False)
     part: str
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -47,7 +47,7 @@ class ReplayOptions:
     since: datetime | None = None
     until: datetime | None = None
     keys: tuple[str, ...] = ()
-    where: str | None = None
+    where: str | None = field(default=None, repr=False)
     rate: float | None = None
     job: str | None = None
     expiry: Expiry = "shift"

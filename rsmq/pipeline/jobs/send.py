@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -56,7 +56,7 @@ class SendOptions:
     value: str | None = None
     id: str | None = None
     device: str | None = None
-    where: str | None = None
+    where: str | None = field(default=None, repr=False)
     job: str | None = None
     expires: timedelta | None = None
     band: str | None = None
