@@ -116,6 +116,7 @@ def add(
     cron: Cron = None,
     timezone: Zone = "UTC",
     key: Annotated[str | None, typer.Option(help="The ordering key of its messages.")] = None,
+    band: Annotated[str | None, typer.Option(help="The band of its messages, such as urgent.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     plain: Plain = False,
     url: Url = None,
@@ -131,7 +132,7 @@ def add(
         client, keys, topics = connection.client, connection.keys, connection.topics
         codecs = [] if plain else await codecs_for_topic(client, keys, await topics.find(topic))
         schedules = Schedules(client, keys, topics, Encoding(codecs, connection.encoding.limit))
-        await schedules.upsert(name, rule, topic, content, key=key, timezone=timezone)
+        await schedules.upsert(name, rule, topic, content, key=key, band=band, timezone=timezone)
 
     ask(url, write)
     print_result({"topic": topic, "name": name}, f"{name} of {topic} is added", as_json=as_json)

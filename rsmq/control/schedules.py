@@ -32,9 +32,25 @@ CARRIED: Final = tuple(kind for kind in KINDS if kind not in ("rule", "added", "
 """What an added schedule keeps when its key changes, so that it is stored in another partition."""
 
 
-def number_of(topic: Topic, name: str, key: str | None) -> int:
+def number_of(topic: Topic, name: str, key: str | None, band: str | None = None) -> int:
     """The partition whose hash has an added schedule. An empty key is a key."""
-    return topic.layout.root_of(topic.open_block().partition_for(name if key is None else key))
+    return topic.layout.root_of(topic.open_block(band).partition_for(name if key is None else key))
+
+
+def numbers_of(topic: Topic, name: str, key: str | None) -> list[int]:
+    """The partitions whose hashes may have an added schedule: one in each band, `normal` first."""
+    route = name if key is None else key
+    return [block.partition_for(route) for block in topic.layout.blocks if block.parent is None]
+
+
+def refuse_closed_band(topic: Topic, name: str, band: str) -> None:
+    """Raises ConfigError for a band that the topic does not have, or that is not open: until then its messages go to
+    `normal`, so the schedule would have its records there, and begin anew when the band opens."""
+    if topic.open_block(band).band != band:
+        raise ConfigError(
+            f"schedule {name}: the band {band!r} of topic {topic.name!r} is not open yet, as some members do not know "
+            f"it: add the schedule when it is (`rsmq topic show {topic.name}`)"
+        )
 
 
 def stored_key(definition: bytes) -> str | None:
@@ -124,21 +140,19 @@ class Schedules:
 
         Options and rules are those of `every`. Any worker under this prefix publishes it. With another rule it begins
         now. The payload is stored as the codecs of this broker encode it: a worker that has its key decodes it at each
-        tick, and publishes as its own broker does, in the band `normal`. Raises ConfigError if the code of a worker has
-        a schedule with this name, and TooLarge.
+        tick, and publishes as its own broker does. Raises ConfigError if the code of a worker has a schedule with this
+        name, or the topic has no such band, and TooLarge.
         """
-        if options.get("band") is not None:
-            raise ConfigError(
-                f"schedule {name}: one that is added publishes in the band normal: leave band out, or let a handler "
-                f"of its messages publish them with band={options['band']!r}"
-            )
         wanted = build_schedule(lambda: payload, schedule, topic, name=name, **options)
         data, kind = encode_payload(payload)
         data, enc = self._encoding.encode(data, schedule_binding(topic, name), wanted.key, kind)
         if self._encoding.bodies is None:  # a store takes what is larger
             check_size(data, wanted.key, wanted.headers, self._limit)
         found = await lookup_topic(self._topics, topic)
-        key = self._keys.every(topic, number_of(found, name, wanted.key))
+        if wanted.band is not None:
+            found = await self._topics.existing(topic)  # it may have got the band meanwhile
+            refuse_closed_band(found, name, wanted.band)
+        key = self._keys.every(topic, number_of(found, name, wanted.key, wanted.band))
         is_known, is_added = await self._client.execute_command("HMGET", key, f"rule|{name}", f"added|{name}")
         if is_known and not is_added:
             raise ConfigError(
@@ -146,7 +160,7 @@ class Schedules:
                 f"broker.schedules.set for another rule"
             )
         definition = {
-            "key": wanted.key, "headers": wanted.headers, "missed": wanted.missed, "type": kind,
+            "key": wanted.key, "band": wanted.band, "headers": wanted.headers, "missed": wanted.missed, "type": kind,
             "enc": enc or None, "payload": b64encode(data).decode(), "on_expiry": wanted.on_expiry,
             "expires_ms": None if wanted.expires is None else to_ms(wanted.expires),
         }  # fmt: skip

@@ -158,6 +158,8 @@ class Schedule:
     wants_time: bool
     expires: timedelta | None = None
     on_expiry: OnExpiry | None = None
+    is_added: bool = False
+    """Whether no code has it."""
 
     @property
     def full_name(self) -> tuple[str, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
 import anyio
 from pydantic_core import from_json
 
-from rsmq.control.schedules import entry_of, number_of, stored_key
+from rsmq.control.schedules import entry_of, numbers_of, stored_key
 from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, MessageError, StoreUnavailable
 from rsmq.handler.failure import describe
 from rsmq.handler.schedule import EncodedPayload, Schedule, build_schedule, read_rule, schedule_binding
@@ -134,14 +135,12 @@ class AddedSchedules:
         """The schedule as it was added. The entry of one without a key is that of one whose key is empty."""
         found = await self._context.topics.find(topic)
         for route in (key,) if key else (None, ""):
-            if found is None:
-                break
-            number = number_of(found, name, route)
-            fields = (f"added|{name}", f"rule|{name}")
-            every = self._context.keys.every(topic, number)
-            definition, rule = await self._client.execute_command("HMGET", every, *fields)
-            if definition and rule and is_under(route, definition):
-                return read_schedule(topic, name, route, definition, rule, self._encoding)
+            for number in [] if found is None else numbers_of(found, name, route):
+                fields = (f"added|{name}", f"rule|{name}")
+                every = self._context.keys.every(topic, number)
+                definition, rule = await self._client.execute_command("HMGET", every, *fields)
+                if definition and rule and is_under(route, definition):
+                    return read_schedule(topic, name, route, definition, rule, self._encoding)
         return None
 
     async def _audit(self) -> None:
@@ -186,15 +185,17 @@ def read_schedule(
         route = None if stored is None else str(stored).encode()
         data = encoding.undo(data, Binding(identity, route, kind.encode(), str(enc).encode()))
     payload = EncodedPayload(data, kind, is_plain=not enc)  # of another broker, perhaps, whose readers have no key
-    return build_schedule(
+    schedule = build_schedule(
         lambda: payload,
         when.cron or timedelta(milliseconds=when.every_ms or 0),
         topic,
         name=name,
         key=key,
+        band=given.get("band"),
         headers=given.get("headers"),
         missed=given.get("missed", "latest"),
         timezone=when.timezone or "UTC",
         expires=None if span is None else timedelta(milliseconds=span),
         on_expiry=given.get("on_expiry"),
     )
+    return replace(schedule, is_added=True)

@@ -134,7 +134,7 @@ class Scheduler:
         Raises BrokerError, and ConfigError for a rule of an operator that cannot be read here.
         """
         topic, partition = await self._partition_of(schedule)
-        args = (schedule.name, self._member, self._ttl_ms, rule_json(schedule.trigger))
+        args = (schedule.name, self._member, self._ttl_ms, rule_json(schedule.trigger), int(schedule.is_added))
         word, first, *rest = await LEAD_SCHEDULE(self._client, (self._keys.every(topic.name, partition),), args)
         if word != OK:
             self._led.discard(schedule.full_name)

@@ -203,6 +203,9 @@ async def test_an_operator_pauses_changes_adds_and_removes_schedules(server_url:
             assert added.runs[-1].result == "published"
             await run("remove", "ticks", "customer-7")
             assert [each.name for each in await look(broker)] == ["clock"]
+            lost = ("add", "ticks", "lost", "1", "--every", "1h", "--band", "bulk")
+            wrong = await anyio.to_thread.run_sync(lambda: cli("schedule", *lost))
+            assert (wrong.returncode, "has no band 'bulk'" in wrong.stderr) == (2, True)
             wrong = await anyio.to_thread.run_sync(lambda: cli("schedule", "remove", "ticks", "clock"))
             assert (wrong.returncode, "in the code of a worker" in wrong.stderr) == (2, True)
             with pytest.raises(ConfigError, match="in the code of a worker"):

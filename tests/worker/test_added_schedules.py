@@ -53,12 +53,12 @@ async def test_a_spoiled_schedule_costs_itself(
 
 
 async def test_an_added_schedule_that_would_publish_what_no_handler_gets_is_refused(settings: Settings) -> None:
-    """Its band would be lost, and readers refuse such headers and sizes: at each tick, long after the call."""
+    """The topic has no such band, and readers refuse such headers and sizes: at each tick, long after the call."""
     broker = Broker(replace(settings, preflight="warn", payload_limit=1000))
     async with broker:
         await broker.topics.ensure("ticks", 1)
         for options, problem in (
-            ({"band": "urgent"}, "publishes in the band normal"), ({"headers": {"customer": 7}}, "must be str")
+            ({"band": "urgent"}, "has no band 'urgent'"), ({"headers": {"customer": 7}}, "must be str")
         ):  # fmt: skip
             with pytest.raises(ConfigError, match=problem):
                 await broker.schedules.upsert("clock", "1h", "ticks", 1, **options)
@@ -211,6 +211,47 @@ async def test_a_schedule_with_an_empty_key_ticks_and_one_that_changes_its_key_t
         assert sum([await ask(broker, "HEXISTS", each, "added|one") for each in every]) == 1
         await broker.schedules.remove("ticks", "one")
         assert await ask(broker, "EXISTS", broker.keys.schedules, *every) == 0
+
+
+async def test_an_added_schedule_publishes_in_its_band_and_goes_on_in_another_one(
+    server_url: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of code does. It is one schedule with one record, also when its band changes, and when it is removed."""
+    broker, found = broker_with(server_url, prefix), list[tuple[int, str]]()
+    broker.topic("sms", int, bands=("urgent", "normal"))
+
+    @broker.handler("sms", group="g", partitions=3)
+    async def note(n: int, message: Message) -> None:
+        found.append((n, message.band))
+
+    async with broker, broker.running():
+        schedules = broker.schedules
+        for number, band in enumerate(("urgent", "normal", "urgent", None)):
+            await schedules.upsert("code", "100ms", "sms", number, band=band)
+            wanted = (number, band or "normal")
+            await until(lambda wanted=wanted: found.count(wanted) > 1, f"it ticks in {band}")
+            (state,) = await schedules_of(broker.client, broker.keys, [await broker.topics.existing("sms")])
+            assert (state.is_added, bool(state.leader)) == (True, True)
+        assert {band for n, band in found if n == 0} == {"urgent"}
+        with pytest.raises(ConfigError, match="has no band 'bulk'"):
+            await schedules.upsert("other", "100ms", "sms", 1, band="bulk")
+        await schedules.upsert("code", "100ms", "sms", 9, band="urgent")
+        await schedules.remove("sms", "code")
+        every = [broker.keys.every("sms", number) for number in (await broker.topics.existing("sms")).numbers]
+        assert await ask(broker, "EXISTS", broker.keys.schedules, *every) == 0
+    assert said(caplog) == []
+
+
+async def test_a_schedule_is_not_added_to_a_band_that_is_not_open(server_url: str, prefix: str) -> None:
+    """Its records would be in the band normal, where its messages go until then."""
+    broker = broker_with(server_url, prefix)
+    async with broker:
+        topic = await broker.topics.ensure("sms", 1)
+        waiting = topic.layout.with_bands(("urgent", "normal"))
+        await ask(broker, "HSET", broker.keys.topic("sms"), "layout", waiting.stored)
+        with pytest.raises(ConfigError, match="'urgent' of topic 'sms' is not open yet"):
+            await broker.schedules.upsert("code", "1h", "sms", 1, band="urgent")
+        assert await ask(broker, "EXISTS", broker.keys.schedules) == 0
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -307,7 +307,7 @@ async def test_a_schedule_of_words_begins_now(client: Client, keys: Keys, value:
     spoiled = [
         part for name in ("until", "last", "run", "paused", "failures", "history") for part in (f"{name}|clock", value)
     ]
-    await client.execute_command("HSET", key, "owner|clock", "other", *spoiled)
+    await client.execute_command("HSET", key, "owner|clock", "other", "rule|clock", "{}", *spoiled)
     names, tick = (keys.stream("t", 0), key), ("clock", 4102444800000, 0, "reject", "{}", "data", "x")
     assert await PUBLISH_TICK(client, names, tick) == b"OK"
     assert await PUBLISH_TICK(client, names, tick) == b"DUPLICATE"

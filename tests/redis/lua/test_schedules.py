@@ -20,7 +20,8 @@ async def lead(client: Client, keys: Keys, owner: str, ttl: int = TTL) -> Any:
 async def publish(
     client: Client, keys: Keys, tick: int | str, *fields: str, limit: int = 0, on_full: str = "reject"
 ) -> Any:
-    """One call of publish_tick for `clock`."""
+    """One call of publish_tick for `clock`, which a leader has served."""
+    await client.execute_command("HSETNX", keys.every("t", 0), "rule|clock", RULE)
     return await PUBLISH_TICK(
         client, (keys.stream("t", 0), keys.every("t", 0)), ("clock", tick, limit, on_full, report(tick), *fields)
     )
@@ -107,6 +108,7 @@ async def test_publish_tick_called_twice_publishes_once(client: Client, keys: Ke
     assert await publish(client, keys, 999, "data", "x") == b"DUPLICATE"
     assert await publish(client, keys, 2000, "data", "y") == OK
     other = (keys.stream("t", 0), keys.every("t", 0))
+    await client.execute_command("HSET", keys.every("t", 0), "rule|other", RULE)
     assert await PUBLISH_TICK(client, other, ("other", 1000, 0, "reject", report(1000), "data", "z")) == OK
     assert await length(client, keys) == 3
 
@@ -124,6 +126,17 @@ async def test_publish_tick_to_a_full_topic_is_refused_and_not_recorded(client: 
     assert await publish(client, keys, 2000, "data", "y", limit=1) == b"FULL"
     assert await publish(client, keys, 2000, "data", "y", limit=2) == OK
     assert await publish(client, keys, 3000, "data", "z", limit=2, on_full="trim") == OK
+
+
+async def test_a_schedule_that_was_removed_or_moved_leaves_no_record_behind(client: Client, keys: Keys) -> None:
+    """Its leader has read it before: neither its next call nor a tick on its way begins a record in the old hash."""
+    names, tick = (keys.stream("t", 0), keys.every("t", 0)), ("clock", 1000, 0, "reject", report(1000), "data", "x")
+    assert await PUBLISH_TICK(client, names, tick) == b"GONE"
+    assert await LEAD_SCHEDULE(client, (keys.every("t", 0),), ("clock", "a", TTL, RULE, 1)) == [b"GONE", 0]
+    assert (await state(client, keys), await length(client, keys)) == ({}, 0)
+    await client.execute_command("HSET", keys.every("t", 0), "added|clock", "{}")
+    assert (await LEAD_SCHEDULE(client, (keys.every("t", 0),), ("clock", "a", TTL, RULE, 1)))[0] == OK
+    assert await PUBLISH_TICK(client, names, tick) == b"DUPLICATE"  # it begins now
 
 
 async def history(client: Client, keys: Keys) -> list[str]:

@@ -1,11 +1,13 @@
 -- PURPOSE  Become or stay the leader of a schedule, which publishes its ticks, or release it.
 -- KEYS     1 schedules hash
 -- ARGV     1 name of the schedule  2 owner  3 ttl_ms:int, 0 releases it  4 the rule of its code, shown to operators:json
+--          5 1: no code has it, so it must be here
 -- RETURNS  {'OK', last tick:ms, now:ms, when a run was asked for:ms or 0, paused since:ms or 0, the rule of an operator
---          or '', failures in a row} or {'HELD', remaining_ms}
+--          or '', failures in a row}, {'HELD', remaining_ms} or {'GONE', 0}
 -- WHY      Only the leader does the work of a tick. That a tick is published once does not depend on it: see
 --          publish_tick. A new schedule begins now, and so does one whose rule has changed: by its code or by an
---          operator. A lease longer than its ttl comes from a jump of the clock and counts as free.
+--          operator. A lease longer than its ttl comes from a jump of the clock and counts as free. One that was added
+--          may have moved to another hash, or was removed, since it was read: no record may begin here then.
 -- USES     whole, may_write, can_write
 local name, owner, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -13,6 +15,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', KEYS[1], 'owner|' .. name, 'until|' .. name, 'last|' .. name, 'run|' .. name,
   'rule|' .. name, 'served|' .. name, 'set|' .. name, 'paused|' .. name, 'failures|' .. name)
 can_write('HSET HDEL', KEYS[1])
+if ARGV[5] == '1' and redis.call('HEXISTS', KEYS[1], 'added|' .. name) == 0 then return { 'GONE', 0 } end
 local left, seen, set = (whole(found[2]) or 0) - now, whole(found[3]), found[7] or ''
 if ttl == 0 then
   if found[1] == owner then redis.call('HDEL', KEYS[1], 'owner|' .. name, 'until|' .. name) end
