@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,6 +17,9 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Rate, Reject, RetryPolicy
+from rsmq.consumer.owning.key_search import KeySearch
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.left_keys import LeftKeys
 from rsmq.control import Cancelled
 from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
@@ -66,6 +69,11 @@ async def publish(broker: Broker, number: int, key: str) -> None:
 async def resized(broker: Broker, topic: str, partitions: int) -> None:
     """Resize, and wait until it is done: here, or by a worker."""
     await broker.topics.resize(topic, partitions)
+    await until_resized(broker, topic, partitions)
+
+
+async def until_resized(broker: Broker, topic: str, partitions: int) -> None:
+    """Until messages go to the new partitions."""
 
     async def is_done() -> bool:
         return (await broker.topics.existing(topic)).partitions == partitions
@@ -309,6 +317,54 @@ async def test_a_key_with_more_messages_than_are_kept_as_ids_delays_only_itself(
         others = [f"k{n}" for n in range(8)]
         await until(lambda: all(ledger.handled[key] == ledger.published[key] for key in others), "the others go on")
         assert not ledger.handled["hot"]
+        assert not ledger.handled["late"]
+        gate.set()
+        await until(lambda: ledger.is_complete, "all is handled")
+    assert ledger.handled == ledger.published
+
+
+async def test_a_key_that_comes_before_the_seal_is_found_when_more_is_unread_than_is_kept_as_ids(
+    make_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new partitions have owners while a member of another group keeps the old one open: what is published there
+    by then comes before later messages of its key, though it is not read yet."""
+    broker, outside = make_broker(partitions=1, prefetch=16, read_ahead=50), make_broker()
+    ledger, gate, find, looks = Ledger(), anyio.Event(), KeySearch.find, list[int]()
+
+    async def handle(number: int, message: Message) -> None:
+        if message.key == "hot":
+            await gate.wait()
+        await ledger.handle(number, message)
+
+    async def find_counted(self: KeySearch, before: Sequence[Lane], *, is_read: bool) -> Collection[LeftKeys]:
+        found = await find(self, before, is_read=is_read)
+        looks.append(len(found))
+        return found
+
+    monkeypatch.setattr(KeySearch, "find", find_counted)
+    broker.handler("orders", group="g", concurrency=16)(handle)
+    async with outside, broker, broker.running():
+        topic = await outside.topics.existing("orders")
+        await ensure_groups(outside.client, outside.keys, topic, "other", "0")
+        connector = Connector(outside.settings.url, outside.settings)
+        unaware = Heartbeat(connector, outside.settings, outside.keys, "unaware")
+        unaware.start(asyncio.get_running_loop())
+        try:
+            await unaware.join("orders", "other", {"layout": 0}, lambda: None)
+            ledger.published["hot"] += range(300)
+            await outside.publish_many("orders", range(300), key=lambda _: "hot")
+            await outside.topics.resize("orders", 4)
+            await until(lambda: len(looks) > 3, "the owner of the new partitions has looked for what is before them")
+            ledger.published["late"] += range(2)
+            late = await outside.publish("orders", 0, key="late")
+            assert late.partition_number == 0
+        finally:
+            await anyio.to_thread.run_sync(unaware.stop)
+        await until_resized(outside, "orders", 4)
+        assert (await outside.publish("orders", 1, key="late")).partition_number > 0
+        await ledger.publish(outside, range(20))
+        others = [f"k{n}" for n in range(8)]
+        await until(lambda: all(ledger.handled[key] == ledger.published[key] for key in others), "the others go on")
         assert not ledger.handled["late"]
         gate.set()
         await until(lambda: ledger.is_complete, "all is handled")
