@@ -115,3 +115,36 @@ async def test_retry_behind_a_running_message_is_rescheduled(settings: Settings,
             may_end.set()
             await until(lambda: started[-1] == (2, 2), "the second one is tried again")
         assert not await client.execute_command("ZCARD", retries)
+
+
+@pytest.mark.parametrize("ordering", ["key", "none"])
+async def test_retry_that_holds_its_partition_waits_under_another_ordering_until_it_is_due(
+    settings: Settings, client: Client, ordering: Any
+) -> None:
+    """With `ordering="partition"` a message without a key holds its partition while it waits. The next owner has
+    another ordering: there it holds up nothing."""
+    started = list[tuple[int, int]]()
+
+    def worker(ordering: Any) -> Broker:
+        broker = Broker(replace(settings, partitions=1))
+
+        @broker.handler("orders", group="billing", ordering=ordering)
+        async def bill(order: dict[str, int], message: Message) -> None:
+            started.append((order["n"], message.attempt))
+            if order["n"] == 1 and message.attempt == 1:
+                raise Retry("later", after=HOUR)
+
+        return broker
+
+    async with Broker(replace(settings, partitions=1)) as publisher:
+        retries = publisher.keys.retry("orders", 0, "billing")
+        async with worker("partition").running():
+            first = await publisher.publish("orders", {"n": 1})
+            await until(lambda: client.execute_command("ZCARD", retries), "it waits for its retry")
+        async with worker(ordering).running():
+            await publisher.publish("orders", {"n": 2})
+            await until(lambda: (2, 1) in started, "the other one is handled")
+            assert started == [(1, 1), (2, 1)]
+            await publisher.reschedule(first, delay="0s")
+            await until(lambda: len(started) == 3, "it is tried again")
+        assert started == [(1, 1), (2, 1), (1, 2)]

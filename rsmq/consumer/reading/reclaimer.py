@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
 from itertools import takewhile
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.recovery import START
 from rsmq.errors import BrokerError, BrokerUnavailable, Malformed
-from rsmq.handler.retry import decide_redelivery, is_suspect
+from rsmq.handler.retry import Park, decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message, refuse_oversized
 from rsmq.model.reason import lost_body
@@ -377,16 +378,26 @@ class Reclaimer:
                 continue
             message.is_redelivered = not is_first
             self._stats["redelivered"] += 1
-            if wait_ms > 0 and self._queue.is_ordered:
+            if wait_ms > 0:
                 self._queue.offer(lane, batch, is_ahead=is_ahead)
                 batch = []
-                parked = self._queue.wait_for_retry(message, lane, is_ahead=is_ahead)
-                if parked is not None:
-                    parked.attempt -= 1  # `resume_later` counts it when it is due
-                    self._runner.resume_later(parked, lane, wait_ms / 1000)
+                await self._wait_for_retry(lane, message, wait_ms, is_ahead=is_ahead)
             else:
                 batch.append(message)
         self._queue.offer(lane, batch, is_ahead=is_ahead)
+
+    async def _wait_for_retry(self, lane: Lane, message: Message, wait_ms: int, *, is_ahead: bool) -> None:
+        """The retry of a claimed message is not due."""
+        wait = timedelta(milliseconds=wait_ms)
+        if self._queue.blocks_its_key(message):
+            parked = self._queue.wait_for_retry(message, lane, is_ahead=is_ahead)
+            if parked is not None:
+                parked.attempt -= 1  # `resume_later` counts it when it is due
+                self._runner.resume_later(parked, lane, wait.total_seconds())
+            return
+        message.attempt -= 1  # parked under another ordering, it held its key or partition: now it holds up nothing
+        if await self._settler.park(message, lane, Park(wait), "", keep_pending=False):
+            lane.recovery.look_for_retries(wait.total_seconds())
 
     def _plain(self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes]) -> Message | None:
         """The message of an entry, if nothing has to be asked about it: nearly always."""
