@@ -429,21 +429,19 @@ def test_pending_message_that_waits_for_its_retry_blocks_only_its_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queue", "is_asked"),
-    [(Queue(is_ordered=True), True), (GatheringQueue(batch=10, linger=timedelta(seconds=1), prefetch=100), False)],
+    "queue",
+    [Queue(is_ordered=True), GatheringQueue(batch=10, linger=timedelta(seconds=1), prefetch=100)],
     ids=["single", "by-key"],
 )
-def test_retry_behind_an_earlier_message_is_asked_about_unless_it_starts_with_a_call(
-    queue: Queue, *, is_asked: bool
-) -> None:
-    """It has no timer. A member of a call starts with that, so nothing may move it: `reschedule` says that it runs."""
+def test_retry_behind_an_earlier_message_is_asked_about(queue: Queue) -> None:
+    """It has no timer. It, or the call that it belongs to, asks before it starts."""
     if isinstance(queue, GatheringQueue):
         queue.wait_by(lambda: None)
     lane = make_lane()
     first, retry = (make_message(lane, number, 1) for number in (1, 2))
     queue.offer(lane, [first])
     assert queue.wait_for_retry(retry, lane) is None
-    assert lane.recovery.untimed == ({retry.entry_id} if is_asked else set())
+    assert lane.recovery.untimed == {retry.entry_id}
 
 
 def test_withdrawing_one_lane_keeps_the_others() -> None:

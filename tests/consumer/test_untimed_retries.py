@@ -117,6 +117,56 @@ async def test_retry_behind_a_running_message_is_rescheduled(settings: Settings,
         assert not await client.execute_command("ZCARD", retries)
 
 
+@pytest.mark.parametrize("how", ["due", "moved to now", "moved away and back"])
+async def test_call_of_a_key_behind_a_lost_settlement_waits_until_its_retry_is_due(
+    settings: Settings, client: Client, how: str
+) -> None:
+    """The first message of a call is done, and the second waits for its retry with the third. The settlement of the
+    first one is lost. The next owner handles all of them together, when the retry is due, and not before."""
+    calls, started, delay = list[tuple[list[int], int]](), list[float](), timedelta(seconds=2) if how == "due" else HOUR
+
+    def worker() -> Broker:
+        broker = Broker(replace(settings, partitions=1))
+
+        @broker.handler("orders", group="billing", batch=3, by="key", linger=HOUR)
+        async def bill_all(orders: list[dict[str, int]], messages: list[Message]) -> list[Exception | None]:
+            seconds, micros = await client.execute_command("TIME")
+            started.append(1000 * int(seconds) + int(micros) / 1000)
+            calls.append(([order["n"] for order in orders], messages[0].attempt))
+            is_first = len(calls) == 1
+            return [Retry("later", after=delay) if is_first and order["n"] == 2 else None for order in orders]
+
+        return broker
+
+    async with Broker(replace(settings, partitions=1)) as publisher:
+        stream, retries = publisher.keys.stream("orders", 0), publisher.keys.retry("orders", 0, "billing")
+
+        async def is_settled() -> bool:
+            return (await client.execute_command("XPENDING", stream, "billing"))[0] == 0
+
+        async with worker().running():
+            refs = [await publisher.publish("orders", {"n": n}, key="k") for n in (1, 2, 3)]
+            await until(lambda: client.execute_command("ZCARD", retries), "the second one waits for its retry")
+        if how == "moved away and back":
+            await publisher.reschedule(refs[1], delay=2 * HOUR)
+        _, due = await client.execute_command("ZRANGE", retries, 0, 0, "WITHSCORES")
+        ((first, _),) = await client.execute_command("XRANGE", stream, "-", "+", "COUNT", 1)
+        again = ("RETRYCOUNT", 1, "FORCE", "JUSTID")
+        await client.execute_command("XCLAIM", stream, "billing", "gone", 0, first, *again)
+        async with (other := worker()).running():
+            assert other.worker is not None
+            (consumer,) = other.worker.consumers
+            if how != "due":
+                await until(lambda: consumer.work.waiting_for_retry == 1 or len(calls) > 1, "the call is looked at")
+                assert calls == [([1, 2, 3], 1)]
+                assert await client.execute_command("ZCARD", retries) == 1
+                await publisher.reschedule(refs[1], delay="0s")
+            await until(is_settled, "the call is repeated, and settled")
+        assert calls == [([1, 2, 3], 1), ([1, 2, 3], 2)]
+        assert how != "due" or started[1] >= float(due)
+        assert not await client.execute_command("ZCARD", retries)
+
+
 @pytest.mark.parametrize("ordering", ["key", "none"])
 async def test_retry_that_holds_its_partition_waits_under_another_ordering_until_it_is_due(
     settings: Settings, client: Client, ordering: Any

@@ -527,8 +527,8 @@ EXHIBITS: Final = (
         "a retry behind an earlier message does not wait",
         "a parked message that is taken over behind an earlier one of its key starts as soon as that is done",
         "consumer/waiting/queue.py",
-        "            if self.asks_if_due:\n",
-        "            if False:\n",
+        "            lane.recovery.wait_untimed(message.entry_id)\n",
+        "",
         needs=lambda plan: bool(plan.moves),
     ),
     bug(

@@ -17,7 +17,7 @@ from rsmq.consumer.waiting.open_calls import CallPlan
 from rsmq.handler.retry import is_suspect
 from rsmq.model.message import Message
 from rsmq.model.reason import lost_body
-from rsmq.redis.scripts import BEHIND, OK, STALE_EPOCH, START_CALL, UNDELIVERED, Value
+from rsmq.redis.scripts import BEHIND, NOT_DUE, OK, STALE_EPOCH, START_CALL, UNDELIVERED, Value
 
 log = logging.getLogger("rsmq.fetch")
 
@@ -65,7 +65,8 @@ class CallStarter(ReadAhead):
         budget = 0 if plan.attempts or flows.calls.of(plan.key) else int(self._settings.prefetch_bytes) // 4
         args: list[Value] = [self._member, lane.epoch, lane.group, number, self._page_limit.of(budget) if budget else 0]
         args += (self._trims, self._settings.dlq_length, *lost_body(lane.group, self._member))
-        args += (plan.attempts + 1, plan.key, plan.window_end, int(plan.starts), flows.calls.newest, len(records))
+        starts = 0 if not plan.starts else 1 if lane.recovery.untimed.isdisjoint(plan.ids) else 2
+        args += (plan.attempts + 1, plan.key, plan.window_end, starts, flows.calls.newest, len(records))
         args += [part for pair in records.items() for part in pair]
         with lane.recovery.claiming():
             with self._page_limit.asking():
@@ -73,12 +74,21 @@ class CallStarter(ReadAhead):
             flows.note_answer(number)
             if reply[0] == STALE_EPOCH:
                 lane.lease.lose()
+            if reply[0] == NOT_DUE:
+                self._wait(lane, plan, reply[1] / 1000)
             if reply[0] != OK:
                 return bool(reply[0] != BEHIND)
             flows.answered(plan)
+            lane.recovery.end_untimed(plan.ids)
             flows.calls.forgotten(records)
             await self._fill_call(lane, plan, {row[0]: row[1] for row in reply[1:]})
         return True
+
+    def _wait(self, lane: Lane, plan: CallPlan, seconds: float) -> None:
+        lane.flows.answered(plan)
+        parked = self._gathering.wait_for_call(lane, plan)
+        if parked is not None:
+            self._runner.resume_later(parked, lane, seconds, charge=0)
 
     async def _fill_call(self, lane: Lane, plan: CallPlan, rows: dict[bytes, Any]) -> None:
         if UNDELIVERED in rows.values():

@@ -115,7 +115,10 @@ class Cancellations:
     async def look(self) -> None:
         """Cancel what is in flight and has not started, and answer for what runs."""
         self._next_look = monotonic() + REST
-        lanes = [lane for lane in self._context.lanes.values() if lane.in_flight and lane.lease.is_held()]
+        lanes = [
+            lane for lane in self._context.lanes.values()
+            if (lane.in_flight or lane.recovery.untimed) and lane.lease.is_held()
+        ]  # fmt: skip
         replies = await self._client.pipelined([("EXISTS", lane.cancels_key) for lane in lanes])
         for lane, reply in zip(lanes, replies, strict=True):
             if isinstance(reply, Exception):

@@ -36,13 +36,14 @@ class Moves:
 
     async def look_at(self, lane: Lane) -> None:
         """Move what is asked for in a lane. There are marks, or a call that has no reply yet."""
-        ids = list(lane.in_flight - lane.asking)  # what is being parked is asked for again
+        ids = list((lane.in_flight | lane.recovery.untimed) - lane.asking)  # what is being parked is asked for again
         marks = [entry_id + MARK for entry_id in ids]
         values = await self._client.execute_command("HMGET", lane.cancels_key, *marks) if ids else []
         wanted = {entry_id for entry_id, value in zip(ids, values, strict=True) if value is not None}
         await self._move(lane, wanted)
         untimed = wanted & lane.recovery.untimed
-        await self._ask(lane, untimed)
+        if await self._ask(lane, untimed):
+            self._runner.queue.ask_again(lane, untimed)
         late = wanted - untimed - {message.entry_id for message in lane.flows.parked.values()} - lane.asking
         if late:  # they start now: the caller finds that out by the next question
             await self._client.execute_command("HDEL", lane.cancels_key, *[entry_id + MARK for entry_id in late])

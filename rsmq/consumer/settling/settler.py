@@ -324,7 +324,7 @@ class Settler:
         reply = await self._call(START_MESSAGE, lane, entry_id, command)
         if reply is None:
             return None, timedelta(0)
-        lane.recovery.end_untimed(entry_id)
+        lane.recovery.end_untimed([entry_id])
         if reply[0] == NOT_DUE:
             return NOT_DUE, timedelta(milliseconds=reply[1])
         if lane.epoch and message.attempt > 1:

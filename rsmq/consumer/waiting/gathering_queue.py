@@ -29,8 +29,6 @@ class GatheringQueue(Queue):
     without a key is a call of its own, at once.
     """
 
-    asks_if_due = False  # it starts with the call that it belongs to
-
     def __init__(self, *, batch: int, linger: timedelta, prefetch: int) -> None:
         super().__init__(is_ordered=True, prefetch=prefetch)
         self._batch = batch
@@ -150,6 +148,25 @@ class GatheringQueue(Queue):
         self.behind += len(messages)
         super().release(lane, key)
         return True
+
+    def wait_for_call(self, lane: Lane, plan: CallPlan) -> Message | None:
+        """A call has a retry that is not due, behind a message whose settlement was lost: all of it waits. Returns what
+        is parked, or None if all was forgotten meanwhile."""
+        flows, key, first = lane.flows, plan.key, plan.ids[0]
+        if not flows.filled(plan, key, [first]):
+            return None
+        flows.began(key)
+        lane.in_flight.add(first)
+        self.in_flight += 1
+        message = Message(lane, first, [b"data", b"", b"key", key], plan.attempts + 1)
+        message.is_redelivered = True
+        return self.park(message, lane)
+
+    def ask_again(self, lane: Lane, ids: Collection[bytes]) -> None:
+        """Some retries have another due time: the calls that wait for them ask whether they may begin."""
+        for key, message in list(lane.flows.parked.items()):
+            if any(each in ids for each in lane.flows.ids_of_call(key, self._batch)):
+                self.resume(message, lane, message)
 
     def _go_on(self, lane: Lane, key: bytes) -> None:
         """No message of a key is in memory: the rest of its call comes next, or else a window begins."""

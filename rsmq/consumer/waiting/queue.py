@@ -39,9 +39,6 @@ class Queue:
     and what waits for a partition before takes no room from that.
     """
 
-    asks_if_due = True
-    """Whether a retry without a timer asks the server before it starts."""
-
     def __init__(self, *, is_ordered: bool, is_serial: bool = False, prefetch: int = 2000) -> None:
         self._prefetch = prefetch
         self.is_ordered = is_ordered
@@ -391,13 +388,16 @@ class Queue:
         if self._is_serial:
             message.routing_key = WHOLE
         key = message.routing_key
-        if key is None or key in lane.flows.waiting or (lane.flows.named and lane.flows.named.flow_of(key)):
-            if self.asks_if_due:
-                lane.recovery.wait_untimed(message.entry_id)
+        assert key is not None, "a message without a key blocks nothing"
+        if key in lane.flows.waiting or (lane.flows.named and lane.flows.named.flow_of(key)):
+            lane.recovery.wait_untimed(message.entry_id)
             self.offer(lane, (message,), is_ahead=is_ahead)
             return None
         self.in_flight += 1
         return self.park(message, lane)
+
+    def ask_again(self, lane: Lane, ids: Collection[bytes]) -> None:
+        """Retries without a timer have another due time. A message asks for it before it starts."""
 
     # -- to the runner --------------------------------------------------------------------------------------------
 

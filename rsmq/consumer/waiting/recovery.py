@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -112,9 +112,9 @@ class Recovery:
         """A message whose retry is not due waits for an earlier one of its key, and starts behind it."""
         self.untimed.add(entry_id)
 
-    def end_untimed(self, entry_id: bytes) -> None:
-        """The server has said whether it is due."""
-        self.untimed.discard(entry_id)
+    def end_untimed(self, entry_ids: Iterable[bytes]) -> None:
+        """The server has said whether these are due."""
+        self.untimed.difference_update(entry_ids)
 
     # -- due retries ----------------------------------------------------------------------------------------------
 

@@ -83,6 +83,24 @@ async def test_budget_ends_a_call_before_its_last_messages(partition: Partition)
     assert await record(partition) == ids[1]
 
 
+async def test_call_with_a_retry_that_is_not_due_waits_until_the_last_one_is(partition: Partition) -> None:
+    """Nothing is charged. A retry under another count than the server's was started since, and is not waited for."""
+    ids = await partition.deliver(3)
+    now = int((await partition.call("TIME"))[0]) * 1000
+    for entry_id, count, after in ((ids[1], 1, 100_000), (ids[2], 1, 3_600_000), (ids[0], 7, 9_000_000)):
+        await partition.call("ZADD", partition.retry, now + after, entry_id.decode() + f"|{count}")
+    await start(partition, 1, *ids, attempt=2, starts=2)  # notes the time of the server
+    before = await partition.state()
+    word, wait_ms = await start(partition, 1, *ids, attempt=2, starts=2)
+    assert (word, 3_590_000 < wait_ms <= 3_600_000) == (b"NOT_DUE", True)
+    assert (await partition.state(), await record(partition)) == (before, None)
+    await partition.call("ZADD", partition.retry, now - 1, ids[2].decode() + "|1")
+    assert (await start(partition, 1, *ids, attempt=2, starts=2))[1] <= 100_000
+    await partition.call("ZADD", partition.retry, now - 1, ids[1].decode() + "|1")
+    assert (await start(partition, 1, *ids, attempt=2, starts=2))[0] == b"OK"
+    assert await partition.call("ZRANGE", partition.retry, 0, -1) == [ids[0] + b"|7"]
+
+
 async def test_call_is_behind_while_messages_of_its_window_are_not_received(partition: Partition) -> None:
     """Not delivered, or delivered in an answer that is on its way."""
     ids = await partition.deliver(2)
