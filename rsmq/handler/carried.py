@@ -93,8 +93,6 @@ def carrying(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in another process, with context variables of its own. Its error is `Carried`."""
     try:
         return copy_context().run(call_surrounded, called, function, *arguments)
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
         raise Carried(error) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Collection
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -52,6 +53,16 @@ def pause(value: timedelta) -> str:
     """A time to wait, with one decimal where it is short: `0.6 s`, `12.0 s`, `5 min`."""
     seconds = value.total_seconds()
     return f"{seconds:.1f} s" if seconds < 60 else duration(value)
+
+
+def describe_exit(code: int) -> str:
+    """How a process has ended, from its exit code as Python has it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def size(value: int) -> str:

@@ -25,6 +25,7 @@ import anyio.abc
 
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import monotonic
+from rsmq.model.words import describe_exit
 
 log = logging.getLogger("rsmq.supervisor")
 
@@ -144,16 +145,6 @@ def is_orderly(code: int, number: int) -> bool:
     """Whether this is how a child ends that was sent this signal: in order, or before it could handle signals, by the
     signal or with the exit code that shells have for it."""
     return code in (0, -number, 128 + number)
-
-
-def describe_exit(code: int) -> str:
-    """An exit code as text for the log."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 @dataclass(eq=False)

@@ -265,7 +265,7 @@ class Worker:
 
 def refuse_handler_process() -> None:
     """Raise ConfigError in the process of a handler while it imports the main module of its program."""
-    if "__main__" not in sys.modules:  # anyio has removed it, and has not imported the program's yet
+    if "__main__" not in sys.modules:  # see `import_program` of the handler's process
         raise ConfigError(
             "a handler with execution='process' imports your program in its process, and there it would publish or run "
             'the broker again: put the lines that do so under `if __name__ == "__main__":`'

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from rsmq.model.words import count, duration, number, pause
+from rsmq.model.words import count, describe_exit, duration, number, pause
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,10 @@ def test_duration_has_one_unit(seconds: float, text: str) -> None:
 def test_pause_is_in_seconds_while_it_is_short(seconds: float, text: str) -> None:
     """The next attempt of a message."""
     assert pause(timedelta(seconds=seconds)) == text
+
+
+def test_exit_of_a_killed_child_names_the_signal() -> None:
+    """The log says SIGKILL instead of -9."""
+    assert describe_exit(-9) == "was killed by SIGKILL"
+    assert describe_exit(3) == "ended with exit code 3"
+    assert describe_exit(-200) == "was killed by signal 200"

@@ -25,7 +25,6 @@ from rsmq.worker.supervisor import (
     Stage,
     Supervisor,
     decide,
-    describe_exit,
     is_orderly,
     respond,
     restart_delay,
@@ -117,13 +116,6 @@ def test_restart_delay_after_a_long_life_starts_anew() -> None:
 def test_restart_delay_never_overflows(failures: int) -> None:
     """Not after a year of restarts either."""
     assert 0 < restart_delay(Backoff(FIRST_PAUSE, LONGEST_PAUSE, failures), 0) <= 10
-
-
-def test_exit_of_a_killed_child_names_the_signal() -> None:
-    """The log says SIGKILL instead of -9."""
-    assert describe_exit(-9) == "was killed by SIGKILL"
-    assert describe_exit(3) == "ended with exit code 3"
-    assert describe_exit(-200) == "was killed by signal 200"
 
 
 def child(code: str) -> list[str]:

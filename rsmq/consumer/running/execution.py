@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import anyio
-import anyio.to_process
 import anyio.to_thread
 
 from rsmq.consumer.running.batch_runner import BatchRunner
 from rsmq.consumer.running.gathered_runner import GatheredRunner
+from rsmq.consumer.running.process_pool import ProcessPool
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.start_times import StartTimes
 from rsmq.errors import RsmqError
-from rsmq.handler.child_process import call_for
 from rsmq.handler.error_hook import ErrorHook
-from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
 from rsmq.handler.reader import PayloadReader
@@ -32,9 +29,12 @@ from rsmq.model.message import Message
 from rsmq.model.settings import Settings
 
 
-def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
+def build_call(handler: Handler, middlewares: Sequence[Middleware], processes: ProcessPool | None = None) -> Call:
     """What a runner awaits for a message or a batch: the handler's function inside its middlewares."""
-    innermost = {"inline": _inline, "thread": _in_thread, "process": _in_process}[handler.execution](handler)
+    if processes is not None:
+        innermost = _in_process(handler, processes)
+    else:
+        innermost = (_in_thread if handler.execution == "thread" else _inline)(handler)
     if handler.outputs:
         innermost = (_publishing_each if handler.batch else _publishing)(innermost, handler.outputs)
     return compose((*middlewares, *handler.around), innermost)
@@ -52,13 +52,17 @@ def build_runner(
 ) -> Runner:
     """The runner for a handler. A message that cannot be decoded yet waits for `patience`. `times`: its rule for when
     messages may start."""
-    payload_call, call = build_payload_call(handler, middlewares), build_call(handler, middlewares)
+    processes = ProcessPool(handler.concurrency) if handler.execution == "process" else None
+    payload_call, call = build_payload_call(handler, middlewares), build_call(handler, middlewares, processes)
     if times is not None:
         call = times.guard(call)
     kind = Runner if handler.batch is None else BatchRunner if handler.by is None else GatheredRunner
     hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
     reader = PayloadReader(handler.decode, encoding, handler.formats)
-    return kind(handler, call, queue, settler, stats, payload_call, hooks, reader, patience)
+    runner = kind(handler, call, queue, settler, stats, payload_call, hooks, reader, patience)
+    if processes is not None:
+        runner.end_with(processes.close)
+    return runner
 
 
 def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:
@@ -128,19 +132,10 @@ def _in_thread(handler: Handler) -> Call:
     return call
 
 
-def _in_process(handler: Handler) -> Call:
+def _in_process(handler: Handler, processes: ProcessPool) -> Call:
     """For code that holds the interpreter lock or may crash. A time-out kills the process; a crash is a failure."""
-    limiter = anyio.CapacityLimiter(handler.concurrency)
 
     async def call(work: Any) -> Any:
-        arguments = handler.signature.arguments(work)
-        try:
-            return await anyio.to_process.run_sync(
-                call_for, os.getpid(), handler.function, *arguments, cancellable=True, limiter=limiter
-            )
-        except anyio.BrokenWorkerProcess as error:
-            if error.__cause__ is None or isinstance(error.__cause__, anyio.EndOfStream):  # it has crashed
-                raise
-            raise anyio.BrokenWorkerProcess(f"{error}: {describe(error.__cause__)}") from error
+        return await processes.run(handler.function, *handler.signature.arguments(work))
 
     return call

@@ -8,6 +8,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from contextvars import Context, copy_context
 from datetime import timedelta
@@ -47,6 +48,11 @@ class Pool(ABC):
         self._failure: asyncio.Future[None] | None = None  # while the pool runs
         self._running = defaultdict[Lane, int](int)
         self._turn = 0.0  # since when no task has let the event loop run others
+        self._close: Callable[[], Awaitable[None]] | None = None
+
+    def end_with(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close something at the end, when no handler runs any more."""
+        self._close = close
 
     @abstractmethod
     async def _work(self, task_slot: TaskSlot) -> None:
@@ -66,6 +72,8 @@ class Pool(ABC):
                 self.is_ending = True
                 with anyio.CancelScope(shield=True):
                     await self._end_tasks()
+                    if self._close is not None:
+                        await self._close()
                 upkeep.cancel_scope.cancel()
 
     async def _end_tasks(self) -> None:
