@@ -93,6 +93,10 @@ class Keys:
         """ZSET with TTL: since when a sweep has found no entry that names a body -> the name of the body."""
         return f"{self.prefix}:topic:{{{topic}}}:bodies"
 
+    def former(self, topic: str) -> str:
+        """Set with TTL: high numbers of partitions that a deleted topic of this name had."""
+        return f"{self.prefix}:topic:{{{topic}}}:former"
+
     @property
     def sweep(self) -> str:
         """String with TTL: a worker has swept the store of bodies lately."""

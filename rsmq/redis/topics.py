@@ -18,7 +18,7 @@ from rsmq.errors import BrokerUnavailable, ConfigError, NotPermitted, RsmqError,
 from rsmq.model.clock import LATEST_MS, awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import NAME, Keys, check_name
-from rsmq.model.layout import NO_LAYOUT, Block, Layout, made_with, read_layout, single
+from rsmq.model.layout import END_OF_NUMBERS, NO_LAYOUT, Block, Layout, made_with, read_layout, single
 from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.record import exact_text, text, whole
 from rsmq.model.settings import Settings
@@ -48,6 +48,8 @@ POLICIES: Final = ("reject", "trim")
 MOST_UNREADABLE: Final = 1000
 """Records of topics that cannot be read and are remembered, so that each is named once."""
 ARCHIVES: Final = ("off", "required")
+FORMER_MS: Final = 7 * 24 * 3_600_000
+"""How long the high numbers of a deleted topic are known to who makes it again."""
 UNARCHIVED: Final = {"on_full": "trim", "archive": "required"}.items()
 """Two settings that exclude each other."""
 
@@ -304,12 +306,14 @@ class Topics:
         return changed
 
     async def delete(self, name: str) -> None:
-        """Remove the topic with its messages, dead letters and groups. Its workers and publishers must have stopped
-        before: one that has used it may store for ten seconds what no later topic of this name reads.
+        """Remove the topic with its messages, dead letters and groups. Its workers must have stopped before.
 
+        A publisher that has used it may go on for ten seconds with the partitions that it knows. If it does not make
+        the topic again itself, a worker of a later topic of this name moves what it stores there.
         The topic's own entry goes last, so that an interrupted delete can be repeated.
         """
         topic = await self.existing(name)
+        await self._note_former(topic)
         groups: set[str] = set()
         for partition in topic.numbers:
             groups.update(await group_names(self._client, self._keys, name, partition))
@@ -319,6 +323,14 @@ class Topics:
         await self._unlink([self._keys.topic(name)])
         await self._client.execute_command("SREM", self._keys.topics, name)
         self._known.pop(name, None)
+
+    async def _note_former(self, topic: Topic) -> None:
+        """The stray mover looks at the numbers that a topic can begin with. After a resize, and with bands, it had
+        others, on a cluster anywhere up to the last one."""
+        high, key = [number for number in topic.numbers if number >= MOST_PARTITIONS], self._keys.former(topic.name)
+        if high:
+            await self._client.execute_command("SADD", key, *high)
+            await self._client.execute_command("PEXPIRE", key, FORMER_MS)
 
     async def set_bands(self, name: str, bands: Sequence[str]) -> Topic:
         """Give a topic these bands, the highest first, while everything runs. A band that is not named is closed: what
@@ -710,10 +722,18 @@ async def complete_groups(client: Client, keys: Keys, topic: Topic) -> None:
             await prepare_groups(client, keys, topic)
 
 
+async def former_numbers(client: Client, keys: Keys, topic: str) -> set[int]:
+    """The partitions that deleted topics of this name may have had: those that a topic can begin with, and those of
+    which it is known."""
+    noted = [whole(each) for each in await client.execute_command("SMEMBERS", keys.former(topic))]
+    high = {number for number in noted if number is not None and 0 <= number < END_OF_NUMBERS}
+    return {*Block(0, MOST_PARTITIONS).numbers, *high}
+
+
 async def stored_numbers(client: Client, keys: Keys, topic: str, own: Iterable[int]) -> set[int]:
     """The partitions of a topic, `own`, and others with something in them, from a time when it had other ones."""
     found = {*own}
-    every = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in found]
+    every = sorted(await former_numbers(client, keys, topic) - found)
     names = [(keys.stream(topic, number), keys.delayed(topic, number)) for number in every]
     if not client.is_cluster:
         others = [name for pair in names for name in pair]

@@ -12,31 +12,30 @@ import anyio.abc
 from rsmq.consumer.consumer import Consumer
 from rsmq.errors import BrokerError, ConfigError, Malformed
 from rsmq.model.keys import Keys
-from rsmq.model.layout import Block
 from rsmq.model.packing import unpack_fields
-from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.record import whole
 from rsmq.model.stream_id import parse_stream_id, sortable
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FORGET_STRAY, OK, PUBLISH_MARKED, Value
 from rsmq.redis.streams import MOST_SEQUENCE, ask_all, groups_of, read_entries
-from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.topics import Topic, Topics, former_numbers
 
 log = logging.getLogger("rsmq.strays")
 
 INTERVAL: Final = 2.0
 CLUSTER_INTERVAL: Final = 10.0
-"""Seconds between two looks: one EXISTS for a topic, on a cluster one for each partition that could be there."""
+"""Seconds between two looks: SMEMBERS and EXISTS for a topic, on a cluster EXISTS for each partition that it may be."""
 PAGE: Final = 200
 
 
 class StrayMover:
     """Moves what no group would read into the partitions that the topic has.
 
-    A topic that was deleted, or lost with FLUSHALL, can be made again with fewer partitions. Publishers go on with the
-    description that they know, for ten seconds, and clients in other languages for as long as they like. The member
-    that reads partition 0 looks for such partitions. One that somebody reads (its lease is held) is left alone.
+    A topic that was deleted, or lost with FLUSHALL, can be made again with fewer partitions, or others. Publishers go
+    on with the description that they know, for ten seconds, and clients in other languages for as long as they like.
+    The member that reads partition 0 looks for such partitions: all that a topic can begin with, and the higher ones
+    that a deleted one had after a resize. One that somebody reads (its lease is held) is left alone.
 
     A message is moved once while nothing fails: a mark in the target's slot says how far a stray stream was moved, as
     for a relay. Order: messages of a key keep theirs among the strays; those that came the right way may be before
@@ -85,8 +84,7 @@ class StrayMover:
         topic = await self._topics.find(name)
         if topic is None:
             return []
-        known = frozenset(topic.numbers)
-        numbers = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in known]
+        numbers = sorted(await former_numbers(self._client, self._keys, name) - {*topic.numbers})
         names = [(self._keys.stream(name, number), self._keys.delayed(name, number)) for number in numbers]
         if not names:
             return []

@@ -27,6 +27,7 @@ from tests.contract.test_resize import (
     test_each_band_grows_and_what_it_had_stays_in_it,  # noqa: F401
     test_ids_and_names_of_before_count_after_a_resize,  # noqa: F401
     test_ticks_of_a_schedule_go_over_a_resize,  # noqa: F401
+    test_what_publishers_store_after_a_resized_topic_was_deleted_goes_to_the_next_one,  # noqa: F401
 )
 from tests.contract.witness import ask
 from tests.patience import until

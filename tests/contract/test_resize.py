@@ -832,3 +832,33 @@ async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: M
         assert await ask(broker, "HGET", key, "partitions") == b"resized, see layout"
         found = await broker.topics.existing("orders")
         assert (await broker.publish("orders", 1, key="a")).partition_number in found.layout.current.numbers
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+async def test_what_publishers_store_after_a_resized_topic_was_deleted_goes_to_the_next_one(
+    make_broker: Make, partitions: int
+) -> None:
+    """They do not know of the end for ten seconds. The next topic has other partitions than they know: its workers
+    look there, also for what is delayed, unique or has an id."""
+    publisher, outside, worker, handled = make_broker(), make_broker(), make_broker(), set[int]()
+
+    @worker.handler("orders", group="g", partitions=partitions)
+    async def handle(number: int) -> None:
+        handled.add(number)
+
+    async with outside, publisher, worker:
+        first = 2 if outside.client.is_cluster else 512  # there new partitions have high numbers
+        await outside.topics.ensure("orders", first)
+        await sealed(outside, "orders", 2 * first)
+        await publisher.publish("orders", -1, key="a")  # it knows the topic now
+        await outside.topics.delete("orders")
+        assert not await outside.topics.find("orders")
+        stored, kinds = list[int](), list[dict[str, Any]]([{}, {"delay": "10ms"}, {"unique": "x"}, {"message_id": "x"}])
+        for number in range(40):
+            options = {name: f"{value}{number}" if value == "x" else value for name, value in kinds[number % 4].items()}
+            ref = await publisher.publish("orders", number, key=f"k{number}", **options)
+            stored.append(ref.partition_number)
+        assert max(stored) >= 1024
+        async with worker.running():
+            await until(lambda: len(handled) == 40, "all are handled")
+            assert (await outside.topics.existing("orders")).partitions == partitions
