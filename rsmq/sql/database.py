@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rsmq.errors import BrokerUnavailable, ConfigError
+from rsmq.sql.error_values import without_values
 from rsmq.sql.tables import DATABASE, NEW_COLUMNS, OLD_LAYOUT, metadata, read_url, readable_url
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class Database:
                 result = await within_async(engine, work)
             return result  # noqa: RET504 - for mypy a cancel scope may swallow an exception
         except DBAPIError as error:
-            said = explained(error)
+            said = own_error(error)
             if said is error and (error.connection_invalidated or isinstance(error, OperationalError)):
                 said = BrokerUnavailable(f"no answer from the database {self!r}: {error.orig}")
             raise said from error
@@ -129,6 +130,12 @@ def explained(error: DBAPIError) -> Exception:
     the statement was given: payloads are among them."""
     error.hide_parameters = True
     return missing_table(str(error.orig)) or error
+
+
+def own_error(error: DBAPIError) -> Exception:
+    """`explained` for a statement of rsmq: also without what the driver says of a row."""
+    without_values(error)
+    return explained(error)
 
 
 def missing_table(text: str) -> ConfigError | None:

@@ -32,7 +32,7 @@ from rsmq.model.publish_options import (
 )
 from rsmq.model.settings import Settings
 from rsmq.redis.server_context import ServerContext
-from rsmq.sql.database import Database, explained, is_autocommit
+from rsmq.sql.database import Database, is_autocommit, own_error
 from rsmq.sql.deployment import DatabaseClaim
 from rsmq.sql.relay import OutboxRelay
 from rsmq.sql.row_options import CANCEL, NO_OPTIONS, RowOptions
@@ -311,7 +311,7 @@ class Outbox(RelayedOutbox):
             for statement, values in steps:
                 session.execute(statement, values).close()
         except DBAPIError as error:
-            raise explained(error) from error
+            raise own_error(error) from error
         return None
 
     def _check(self, session: AsyncPlace | SyncPlace) -> None:
@@ -342,7 +342,7 @@ async def insert_later(session: AsyncPlace, steps: Steps) -> None:
         for statement, values in steps:
             (await session.execute(statement, values)).close()
     except DBAPIError as error:
-        raise explained(error) from error
+        raise own_error(error) from error
 
 
 async def returned(done: Awaitable[None], value: T) -> T:

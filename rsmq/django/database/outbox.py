@@ -14,6 +14,7 @@ from rsmq.model.encoding import Codec
 from rsmq.model.named_topic import NamedTopic
 from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, refuse_unknown
 from rsmq.sql.database import Database
+from rsmq.sql.error_values import without_values
 from rsmq.sql.outbox import RelayedOutbox, outbox_row
 
 T = TypeVar("T")
@@ -80,5 +81,6 @@ class DjangoOutbox(RelayedOutbox):
             for statement, values in self._steps(rows):
                 here.execute(statement, values)
         except Error as error:
+            without_values(error)
             raise explained(error) from error
         return [str(row["id"]) for row in rows]

@@ -58,6 +58,11 @@ def unserializable():
 
 
 @task
+def keep_set(value):
+    return {value}
+
+
+@task
 def wait(name):
     """Runs until the test releases it."""
     note(name)
