@@ -39,6 +39,11 @@ STACK = (
             RsmqError,
             "not ready within ten seconds, as on a machine with too much other work: run it again",
         ),
+        (
+            """[CAST_INVALID_INPUT] The value '010-1' of the type "STRING" cannot be cast. SQLSTATE: 22018\nat x""",
+            RsmqError,
+            r"""^Spark failed: \[CAST_INVALID_INPUT\] The value \.\.\. of the type "STRING" cannot be""",
+        ),
         ("[SOMETHING_ELSE] happened\nand more", RsmqError, r"Spark failed: \[SOMETHING_ELSE\] happened"),
     ],
 )

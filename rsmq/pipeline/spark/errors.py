@@ -26,6 +26,8 @@ PYTHON_ERROR: Final = re.compile(r"^(?!org\.|java\.|py4j\.|pyspark\.)([\w.]*(?:E
 FILE: Final = re.compile(r"((?:file|hdfs|s3a|gs|abfss?):/[^\s'\",]+\.parquet)")
 UNREADABLE: Final = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "is not a Parquet file", "Could not read footer")
 GONE: Final = ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "FileNotFoundException")
+VALUE: Final = re.compile(r"'.*'", re.DOTALL)
+"""In an error of a query: a value that it could not cast, divide or read. Names are in other quotes."""
 FULL: Final = ("No space left on device", "Disk quota exceeded")
 DENIED: Final = ("Permission denied", "AccessControlException")
 DISK_IS_FULL: Final = "the disk is full{where}: free some space and run it again, it continues where it stopped"
@@ -33,6 +35,10 @@ FILE_IS_GONE: Final = (
     "a file was removed meanwhile{where}: run it again, but not at the same time as `rsmq pipeline compact`"
 )
 NOT_ALLOWED: Final = "this user has no permission to read or write there{where}"
+OF_VALUES: Final = (
+    "SQLSTATE: 22", "pyarrow.lib.Arrow", "DateTimeException", "NumberFormatException", "ArithmeticException",
+)  # fmt: skip
+"""Signs of such an error: 22 is the class of data exceptions."""
 NO_WORKER: Final = "Python worker failed to connect back"
 """Spark gives a process that reads or writes ten seconds to start, and has no setting for that."""
 
@@ -43,7 +49,8 @@ def spark_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise translate(error) from error
+        said, shows_value = translate(error), is_of_a_value(error)
+        raise said from (None if shows_value else error)
     except OSError as error:
         raise of_files(error) from error
 
@@ -98,7 +105,15 @@ def translate(error: Exception) -> RsmqError:
             "Spark started a Python process that was not ready within ten seconds, as on a machine with too much other "
             "work: run it again, it continues where it stopped"
         )
-    return RsmqError(f"Spark failed: {(PYTHON_ERROR.findall(text) or [first_line(text)])[-1]}")
+    line = (PYTHON_ERROR.findall(text) or [first_line(text)])[-1]
+    if is_of_a_value(error):
+        return RsmqError(f"Spark failed: {VALUE.sub('...', line)}")
+    return RsmqError(f"Spark failed: {line}")
+
+
+def is_of_a_value(error: Exception) -> bool:
+    """Whether a query did not get along with a value, which may be a part of a payload: such an error has it."""
+    return any(sign in text for text in messages(error) for sign in OF_VALUES)
 
 
 def messages(error: BaseException | None) -> Iterator[str]:
