@@ -8,6 +8,7 @@ from asyncio import _get_running_loop
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
@@ -21,7 +22,7 @@ from rsmq.broker.requests import Requesting, replying
 from rsmq.broker.results import Results
 from rsmq.broker.typed_topic import Problems, TypedTopic, refusing
 from rsmq.errors import OTHER_LOOP, ConfigError
-from rsmq.handler.handler import Handler
+from rsmq.handler.handler import Handler, build_handler
 from rsmq.handler.lifespan import OpenedLifespan
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.retry import RetryPolicy
@@ -143,9 +144,11 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
         feed = persistence.Feed(
             to, group, payload, expires, policy, lambda: self._connection.inboxes.writer, self.encoding, is_plain=plain
         )  # fmt: skip
-        self.handler(
-            topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
-        )(feed)  # fmt: skip
+        made = build_handler(
+            feed, self._prefixed(topic), group=group, ordering="partition", retry=policy, batch=batch,
+            partitions=partitions,
+        )  # fmt: skip
+        self._add(replace(made, stores_letters=True))
 
     def lifespan(self, function: Callable[[], AbstractAsyncContextManager[T]]) -> OpenedLifespan[T]:
         """Register an `@asynccontextmanager` function; each worker of this broker runs inside it.

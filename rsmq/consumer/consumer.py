@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from typing import Final
@@ -239,11 +239,20 @@ class Consumer:
 
     def _cancel_all(self) -> None:
         """The permits are lost: what runs is cancelled, and its partitions are taken anew, as when a lease is lost."""
-        for lane in list(self.lanes.values()):
-            if self._runner.running_of(lane):
-                lane.lease.lose()
-                self._drop(lane)
-                self._heartbeat.forget(lane.lease)
+        self._give_up([lane for lane in self.lanes.values() if self._runner.running_of(lane)])
+
+    def _server_changed(self) -> None:
+        """Another server process answers, which may have lost letters that this member has stored, and their
+        settlement. Before any later letter is sent there all is taken anew, in order: see `AddLettersCall`."""
+        if self.lanes:
+            log.warning("%s: another server process answers, so its partitions are taken anew", self._context.name)
+        self._give_up(list(self.lanes.values()))
+
+    def _give_up(self, lanes: Iterable[Lane]) -> None:
+        for lane in lanes:
+            lane.lease.lose()
+            self._drop(lane)
+            self._heartbeat.forget(lane.lease)
         self.membership.wake()
 
     # -- bands ----------------------------------------------------------------------------------------------------
@@ -398,6 +407,13 @@ class Consumer:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, then drain, release, leave."""
+        if not self.handler.stores_letters:
+            await self._run(task_status)
+            return
+        with self._context.client.watching_server(self._server_changed):
+            await self._run(task_status)
+
+    async def _run(self, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
             async with anyio.create_task_group() as outer:
                 await outer.start(self.settler.run)

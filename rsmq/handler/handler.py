@@ -47,7 +47,8 @@ class Handler:
     first. A batch handler has `invoke_batch(messages)` instead. The result of an `async def` (`is_async`) must be
     awaited. `around` is the handler's own middleware, which runs inside the broker's. `services` are those that its
     dependencies need in the worker. `problem_of` says why a payload would not come back as it was published, and is
-    there only for a type that does not read what it writes.
+    there only for a type that does not read what it writes. `stores_letters`: its effect is letters in inboxes, which
+    another server process may have lost with their settlement.
     """
 
     function: Callable[..., Any]
@@ -85,6 +86,7 @@ class Handler:
     formats: Mapping[str, Decoder] = field(default_factory=dict)
     fallback: Fallback | None = None
     problem_of: Callable[[Any], str] | None = None
+    stores_letters: bool = False
 
     @property
     def is_async(self) -> bool:

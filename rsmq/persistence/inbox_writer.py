@@ -56,6 +56,8 @@ class Receipt:
         return f"<Receipt missing={self.missing}{f' {self.error!r}' if self.error else ''}>"
 
 
+OWN: Final = "source:~"
+"""What the sources begin with of letters that a process sends itself."""
 MOST_LETTERS: Final = 500
 """Letters in one script call: about 2 ms of the server's time."""
 MOST_DEVICES: Final = 64
@@ -85,10 +87,15 @@ class DeviceQueue:
         self.first: LetterBatch | None = None
         self.last: LetterBatch | None = None
 
-    def add_batch(self) -> LetterBatch:
+    @property
+    def is_topic(self) -> bool:
+        """Whether its letters come from a partition, and come again until its group has settled them."""
+        return not self.source.startswith(OWN)
+
+    def add_batch(self, server: int) -> LetterBatch:
         """A new batch behind the others, which the next letter joins."""
         last = self.last
-        batch = self.last = LetterBatch(self)
+        batch = self.last = LetterBatch(self, server)
         if last is None:
             self.first = batch
         else:
@@ -124,12 +131,13 @@ class WaitForRoom:
 
 
 class LetterBatch:
-    """Letters of one queue that are sent together."""
+    """Letters of one queue that are sent together. `server`: how often the server had changed when they came."""
 
-    __slots__ = ("after", "letters", "others", "queue", "receipt", "size", "wait")
+    __slots__ = ("after", "letters", "others", "queue", "receipt", "server", "size", "wait")
 
-    def __init__(self, queue: DeviceQueue) -> None:
+    def __init__(self, queue: DeviceQueue, server: int) -> None:
         self.queue = queue
+        self.server = server
         self.after: LetterBatch | None = None
         self.wait: WaitForRoom | None = None
         self.letters: list[bytes] = []
@@ -159,9 +167,14 @@ class LetterBatch:
 
 
 class AddLettersCall(Call):
-    """One script call with several batches: for several devices on one server, for one device on a cluster."""
+    """One script call with several batches: for several devices on one server, for one device on a cluster.
 
-    __slots__ = ("batches", "writer")
+    A server that has replaced another one may have lost the letters of a partition that came before these, and their
+    settlement. With the position of a later one stored, they would count as stored when they come again. So letters of
+    a partition are not sent to it: all that is not settled comes again, in order. What this process sends is repeated.
+    """
+
+    __slots__ = ("batches", "server", "writer")
 
     def __init__(
         self, writer: InboxWriter, batches: list[LetterBatch], options: tuple[Value, ...], *, waits: bool
@@ -171,9 +184,17 @@ class AddLettersCall(Call):
         name = (writer.next_call(),) if waits else ()
         super().__init__(ADD_LETTERS, keys, (*options, letters, int(waits), *name))
         self.writer, self.batches = writer, batches
+        self.server = min(batch.server for batch in batches)
+
+    @property
+    def is_outdated(self) -> bool:
+        return self.server != self.writer.server
 
     def done(self, reply: Any) -> None:
         error = reply if isinstance(reply, Exception) else None
+        if isinstance(error, BrokerUnavailable) and self.is_outdated:
+            self._end_outdated(error)
+            return
         if error is None and reply[0] != b"OK":
             error = BrokerError(f"unexpected reply of a script: {reply!r}")
         if isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable) and len(self.batches) > 1:
@@ -188,6 +209,16 @@ class AddLettersCall(Call):
         for batch in batches:
             batch.ended(error)
             self.writer.batch_ended(batch.queue, error)
+
+    def _end_outdated(self, error: BrokerUnavailable) -> None:
+        """Another server process answers by now."""
+        for batch in self.batches:
+            if batch.queue.is_topic and batch.server != self.writer.server:
+                batch.ended(error)
+                self.writer.batch_ended(batch.queue, error)
+            else:
+                batch.server = self.writer.server
+                self.writer.submit([batch])
 
     def _full(self, number: bytes, dropped: bytes, stored: bytes, taken: bytes) -> LetterBatch | None:
         """An inbox was full. Returns its batch if the rest of that waits for room."""
@@ -221,9 +252,11 @@ class InboxWriter:
         self._most_devices = 1 if is_cluster else MOST_DEVICES
         self._limit = int(settings.payload_limit)
         self._options = (to_ms(settings.inbox_ttl), settings.inbox_limit, mark_ttl_ms(settings))
-        self._sender = f"source:~{secrets.token_hex(5)}"
+        self._sender = f"{OWN}{secrets.token_hex(5)}"
         self._count = 0
         self._calls = 0
+        self.server = 0
+        """How often another server process has answered than before."""
         self._queues: dict[str, dict[str, DeviceQueue]] = {}
         self._ready: list[DeviceQueue] = []
         self._patience = 0.0
@@ -241,10 +274,14 @@ class InboxWriter:
         self._patience = patience
         self._on_dropped = on_dropped
 
+    def server_changed(self) -> None:
+        """Another server process answers by now."""
+        self.server += 1
+
     def next_call(self) -> str:
         """A name for a call that may send a letter along with a ring: no other call of any process has it."""
         self._calls += 1
-        return f"{self._sender[8:]}.{self._calls}"
+        return f"{self._sender.removeprefix(OWN)}.{self._calls}"
 
     def dropped(self, count: int) -> None:
         """The server has dropped so many letters to make room."""
@@ -311,7 +348,7 @@ class InboxWriter:
 
     def put(self, devices: Sequence[str], source: str, letter: bytes, receipt: Receipt) -> None:
         """Queue one letter of a source, as `pack_letter` makes it. Positions of a source have one width and grow."""
-        queues, size = self._queues.get(source), len(letter)
+        queues, size, server = self._queues.get(source), len(letter), self.server
         if queues is None:
             queues = self._queues[source] = {}
         for device in devices:
@@ -321,8 +358,13 @@ class InboxWriter:
                 queue = queues[device] = DeviceQueue(device, source, self._keys.device(device)[:3])
                 self._make_ready(queue)
             batch = queue.last
-            if batch is None or len(batch.letters) >= MOST_LETTERS or batch.size >= MOST_BYTES:
-                batch = queue.add_batch()
+            if (
+                batch is None
+                or len(batch.letters) >= MOST_LETTERS
+                or batch.size >= MOST_BYTES
+                or batch.server != server
+            ):
+                batch = queue.add_batch(server)
             batch.letters.append(letter)
             batch.size += size
             if batch.receipt is not receipt:

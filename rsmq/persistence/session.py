@@ -55,7 +55,7 @@ class Inboxes:
         self.settings = settings
         self.gateway = gateway
         patience = settings.unavailable_timeout.total_seconds()
-        self.batcher = ScriptBatcher(client, patience=patience, connections=CONNECTIONS, log=log)
+        self.batcher = ScriptBatcher(client, patience=patience, connections=CONNECTIONS, is_bound=True, log=log)
         self.doorbell = Doorbell(client)
         self.writer = InboxWriter(self.batcher, keys, settings, is_cluster=client.is_cluster, encoding=encoding)
         self._connects = f"source:!{secrets.token_hex(5)}"
@@ -68,10 +68,11 @@ class Inboxes:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self.batcher.run)
-            await tasks.start(self.doorbell.run)
-            task_status.started()
+        with self.client.watching_server(self.writer.server_changed):
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(self.batcher.run)
+                await tasks.start(self.doorbell.run)
+                task_status.started()
 
     def __repr__(self) -> str:
         return f"<Inboxes {self.writer!r} {self.batcher!r} {self.doorbell!r}>"

@@ -369,6 +369,7 @@ class Fates:
 
     def _leave(self, span: float) -> None:
         run = self._run
+        run.network.replaced += 1
         run.network.refuse("", run.world.now + span)
         for connection in run.network.connections():
             run.network.break_connection(connection)

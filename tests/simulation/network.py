@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import select
 import socket
 import struct
@@ -30,6 +31,9 @@ READ: Final = 16 * 1024
 
 QUIET: Final = {b"CLIENT", b"HELLO", b"INFO", b"CONFIG", b"ACL"}
 """Commands whose replies differ between two runs (sizes, ports, memory); the trace has their names only."""
+
+RUN_ID: Final = re.compile(rb"\brun_id:[0-9a-f]{40}")
+"""In a reply to INFO. It is the same server after a failover, and has another id for the processes."""
 
 RENEWING: Final = {scripts.RENEW_LEASE.name, scripts.TOUCH_MESSAGES.name}
 
@@ -117,6 +121,8 @@ class Network:
         self.heartbeats = set[str]()
         """The labels of connections that renew leases or touch messages."""
         self.on_slow_heartbeat: Callable[[str, float], None] = lambda _, __: None
+        self.replaced = 0
+        """How often another server process has taken over, for the processes."""
         self.noise = 0.0
         """The share of commands and replies that take long."""
         self._refused, self._hangs = dict[str, float](), dict[str, float]()
@@ -318,7 +324,7 @@ class Network:
             while piece := connection.sock.recv(1 << 20):
                 data += piece
         except BlockingIOError:
-            return data or None
+            return RUN_ID.sub(b"run_id:%040d" % self.replaced, data) or None
         except OSError:
             return data or b""
         finally:

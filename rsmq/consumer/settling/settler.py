@@ -217,7 +217,7 @@ class Settler:
             await tasks.start(self._batcher.run)
             self._use(tasks)
             task_status.started()
-            connection = ShardedConnection(self._client)
+            connection = ShardedConnection(self._client, is_bound=True)
             try:
                 while True:
                     await self._due.wait()
@@ -251,7 +251,7 @@ class Settler:
     async def flush(self, lanes: Sequence[Lane]) -> None:
         """Settle what is done in these lanes now, on connections of its own."""
         await self.outputs.flush(lanes)
-        connection = ShardedConnection(self._client)
+        connection = ShardedConnection(self._client, is_bound=True)
         try:
             await self._flush(connection)
         finally:

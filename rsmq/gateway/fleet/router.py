@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -120,9 +121,8 @@ class MqttRouter:
 
     def handler(self, topic: str) -> Handler:
         """This router as the handler of a topic. A new group begins at the end: what is older meets no subscription."""
-        return build_handler(
-            self.route, topic, group=GROUP, ordering="partition", batch=BATCH, start="latest"
-        )  # fmt: skip
+        made = build_handler(self.route, topic, group=GROUP, ordering="partition", batch=BATCH, start="latest")
+        return replace(made, stores_letters=True)
 
     async def route(self, messages: list[Message]) -> list[BaseException | None] | None:
         """None when all letters of all messages are stored, else one outcome per message."""

@@ -216,6 +216,11 @@ class Client(redis.asyncio.Redis):
     refusals: Refusals
     departures: int = 0
     """How often an answer was that the right server may be another one by now."""
+    server_id: str = ""
+    """Of the server process to which a connection was opened last. Empty if that is not known."""
+    server_changes: int = 0
+    """How often that was another one than before, after a failover or a restart: its last writes may be lost."""
+    _server_watchers: tuple[Callable[[], None], ...] = ()
     _permits: asyncio.Semaphore
 
     def prepare(self, url: str, timeout: float, refusals: Refusals | None = None) -> Self:
@@ -251,6 +256,26 @@ class Client(redis.asyncio.Redis):
     def note_departure(self) -> None:
         """Let connections that only listen, and get no answers, look for the right server, too."""
         self.departures += 1
+
+    def note_server(self, server_id: str) -> None:
+        """A connection is open to this server process, and nothing was sent on it yet. Empty if that is not known."""
+        if not server_id or server_id == self.server_id:
+            return
+        is_another, self.server_id = bool(self.server_id), server_id
+        if is_another:
+            self.server_changes += 1
+            for call in self._server_watchers:
+                call()
+
+    @contextmanager
+    def watching_server(self, call: Callable[[], None]) -> Iterator[None]:
+        """Inside the block, call it when another server process answers, before anything is sent to that. Not on a
+        cluster, where no single server has both."""
+        self._server_watchers = (*self._server_watchers, call)
+        try:
+            yield
+        finally:
+            self._server_watchers = tuple(each for each in self._server_watchers if each != call)
 
     def note_error(self, error: BrokerError | ConfigError) -> None:
         """Update the slot map after an error of a connection to this server."""

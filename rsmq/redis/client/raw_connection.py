@@ -36,6 +36,12 @@ def pack(command: Sequence[str | bytes | int | float]) -> bytes:
     return packed
 
 
+def server_id(info: Any) -> str:
+    """The id of the server process, from an answer to INFO. Empty where that is not allowed, or has none."""
+    found = re.search(rb"\brun_id:(\w+)", info) if isinstance(info, bytes) else None
+    return "" if found is None else found[1].decode()
+
+
 def kill_command(name: str) -> tuple[str, ...]:
     """The command that closes the connection of this `name`, with what it has not read of it yet.
 
@@ -48,6 +54,7 @@ def kill_command(name: str) -> tuple[str, ...]:
 MOST_ARRIVED: Final = 1000
 """Replies that are read at once: the event loop serves others in between."""
 ASKING: Final = pack(("ASKING",))
+ANOTHER_SERVER: Final = "another server process answers by now"
 
 
 class RawConnection:
@@ -106,13 +113,15 @@ class RawConnection:
         if found is None:
             raise BrokerError(f"CLIENT INFO says {info!r}: this is not a Redis 7.0 or Valkey 8 server")
         client_id, address = int(found[1]), found[2]
-        if self._last:
-            (reply,) = await self.exchange([pack(kill_command(self._last))])
+        ends_last = [pack(kill_command(self._last))] if self._last else []
+        server, *replies = await self.exchange([pack(("INFO", "server")), *ends_last])
+        for reply in replies:
             if isinstance(reply, BrokerUnavailable):  # another error: no right to do it
                 raise reply
         self.client_id = client_id
         self.address = address
         self._last = ""
+        self.node.note_server(server_id(server))
 
     def check_server(self) -> None:
         """Raise BrokerUnavailable if answers on other connections say that the right server may be another one by now.
@@ -259,11 +268,12 @@ class ShardedConnection:
     An error in a reply is returned in its place, as on a `RawConnection`. For an unreachable node every reply is
     BrokerUnavailable: its commands may or may not be executed. A command that reached the wrong node was not executed,
     so it follows its slot; commands on one slot stay in order. With `replicas`, a reply is BrokerUnavailable, too,
-    unless so many replicas of its node have confirmed what was written.
+    unless so many replicas of its node have confirmed what was written. With `is_bound` what was to be sent to one
+    server process is not sent to the next one, which may have lost what came before.
     """
 
-    def __init__(self, client: Client, replicas: int = 0) -> None:
-        self._client, self._replicas = client, replicas
+    def __init__(self, client: Client, replicas: int = 0, *, is_bound: bool = False) -> None:
+        self._client, self._replicas, self._is_bound = client, replicas, is_bound
         self._connections: dict[Client, RawConnection] = {}
 
     def wait_for(self, replicas: int) -> None:
@@ -283,9 +293,12 @@ class ShardedConnection:
         connection = self._connections.get(node)
         if connection is None:
             connection = self._connections[node] = RawConnection(node)
+        changes = node.server_changes
         try:
             if not connection.is_open:
                 await connection.open()
+            if self._is_bound and node.server_changes != changes:
+                raise BrokerUnavailable(ANOTHER_SERVER)
             if not self._replicas:
                 return await connection.exchange(packed, timeout, asking=asking)
             wait = pack(("WAIT", self._replicas, round(node.timeout * 500)))

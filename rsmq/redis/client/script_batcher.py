@@ -16,7 +16,7 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
 from rsmq.model.page_limit import PageLimit
 from rsmq.redis.client.connector import Client
-from rsmq.redis.client.raw_connection import ShardedConnection, pack
+from rsmq.redis.client.raw_connection import ANOTHER_SERVER, ShardedConnection, pack
 from rsmq.redis.scripts import PlainCommand, Script, Value
 
 log = logging.getLogger("rsmq.batch")
@@ -52,6 +52,11 @@ class Call(ABC):
     @property
     def is_cancelled(self) -> bool:
         """Whether the caller has stopped waiting for the reply."""
+        return False
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it was meant for a server process that another one has replaced. It ends with BrokerUnavailable."""
         return False
 
     @abstractmethod
@@ -97,12 +102,19 @@ class ScriptBatcher:
     """
 
     def __init__(
-        self, client: Client, *, patience: float = 0.0, connections: int = 1, log: logging.Logger = log
+        self,
+        client: Client,
+        *,
+        patience: float = 0.0,
+        connections: int = 1,
+        is_bound: bool = False,
+        log: logging.Logger = log,
     ) -> None:
+        """`is_bound`: nothing goes to another server process before each call was asked whether it is outdated."""
         self._client = client
         self._patience = patience
         self._log = log
-        self._connections = tuple(ShardedConnection(client) for _ in range(connections))
+        self._connections = tuple(ShardedConnection(client, is_bound=is_bound) for _ in range(connections))
         self._waiting: list[Call] = []
         self._in_flight: dict[ShardedConnection, list[Call]] = {}
         self._idle: list[asyncio.Future[None]] = []
@@ -223,20 +235,27 @@ class ScriptBatcher:
         await anyio.sleep(self._backoff.next())
 
     def _take(self) -> list[Call]:
-        """The oldest calls, as many as one write may hold, without those that were cancelled."""
+        """The oldest calls, as many as one write may hold, without those that were cancelled or are outdated."""
         if len(self._connections) == 1 and self.page_limit.part == 1:
             taken, self._waiting = self._waiting, []
-            return [call for call in taken if not call.is_cancelled]
+            return [call for call in taken if self._is_wanted(call)]
         taken, size, count, most = list[Call](), 0, 0, self.page_limit.of(MOST_CALLS)
         for call in self._waiting:
             if len(taken) == most or size >= MOST_BYTES:
                 break
             count += 1
-            if not call.is_cancelled:
+            if self._is_wanted(call):
                 taken.append(call)
                 size += len(call.packed)
         del self._waiting[:count]
         return taken
+
+    @staticmethod
+    def _is_wanted(call: Call) -> bool:
+        if call.is_outdated:
+            call.done(BrokerUnavailable(ANOTHER_SERVER))
+            return False
+        return not call.is_cancelled
 
     def __repr__(self) -> str:
         in_flight = sum(map(len, self._in_flight.values()))
