@@ -273,7 +273,8 @@ class ShardedConnection:
     """
 
     def __init__(self, client: Client, replicas: int = 0, *, is_bound: bool = False) -> None:
-        self._client, self._replicas, self._is_bound = client, replicas, is_bound
+        self._client, self._replicas = client, replicas
+        self._is_bound = is_bound
         self._connections: dict[Client, RawConnection] = {}
 
     def wait_for(self, replicas: int) -> None:
