@@ -28,8 +28,14 @@ CORE = {
 }  # fmt: skip
 
 
-OWN_DATA = {("rsmq.handler.carried", "pickle")}
-"""Reads what the same process has just written: whether an error of a handler can be sent to another process."""
+OWN_DATA = {
+    ("rsmq.handler.carried", "pickle"),
+    ("rsmq.handler.child_process", "pickle"),
+    ("rsmq.handler.child_process", "runpy"),
+    ("rsmq.consumer.running.process_pool", "pickle"),
+}
+"""A worker and the processes of its own handlers, over a pair of sockets that no other process has. They read what the
+other one has written, whether an error can be sent so, and the program that the worker runs itself."""
 
 
 def offences(tree: ast.AST) -> Iterator[str]:
