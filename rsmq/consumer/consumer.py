@@ -510,18 +510,24 @@ class Consumer:
     @property
     def limits_undecided(self) -> bool:
         """Whether messages wait for an answer of the server to a limit, and not for a time."""
-        found = [each for each in (self._group_rate, self._borrower, self.holds) if each is not None]
-        return any(each.is_undecided for each in found)
+        others = [each for each in (self._borrower, self.holds) if each is not None]
+        return any(each.is_undecided for each in (*self.named_rates, *others))
 
     @property
-    def rate_names(self) -> tuple[str, ...]:
-        """The names of a rate over the group, as this member knows them."""
-        return () if self._group_rate is None else self._group_rate.names
+    def named_rates(self) -> tuple[GroupRate, ...]:
+        """The rates whose starts the server counts: of messages, and of permits."""
+        own = () if self._group_rate is None else (self._group_rate,)
+        return own if self._permits is None else (*own, *self._permits.rates)
 
     @property
-    def rate_coarseness(self) -> float:
-        """Seconds by which a start may count too long under such a rate."""
-        return 0.0 if self._group_rate is None else self._group_rate.coarseness
+    def waits_for_permits(self) -> bool:
+        """Whether nothing goes on until the rate of a permit opens: all handlers that run wait for one, and no other
+        message can start beside them."""
+        running, group = self.running, self.queue.group_limit
+        if self._permits is None or not self._permits.wait_for_a_time(running):
+            return False
+        is_full = running >= self.handler.concurrency or (group is not None and group.is_full)
+        return is_full or not self.queue.waits_for_a_call
 
     async def advance_limits(self, seconds: float) -> None:
         """What has started counts as so much longer ago."""
@@ -530,8 +536,8 @@ class Consumer:
         for lane in self.lanes.values():
             if lane.windows is not None:
                 lane.windows.advance(seconds)
-        if self._group_rate is not None:
-            self._group_rate.advance(seconds + self._group_rate.coarseness)
+        for rate in self.named_rates:
+            rate.advance(seconds + rate.coarseness)
 
     # -- stopping -------------------------------------------------------------------------------------------------
 

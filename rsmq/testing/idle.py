@@ -10,6 +10,7 @@ from typing import Any, Final
 import anyio
 
 from rsmq.consumer.consumer import Consumer
+from rsmq.consumer.waiting.lane import Lane
 from rsmq.handler.service import Belongs
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
@@ -70,11 +71,12 @@ async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
     if due > held_retries(consumer) or over:
         found.append(f"{topic.name}/{group} has messages that are due")
     in_flight = consumer.queue.in_flight - waits
+    held = in_flight if consumer.waits_for_permits else 0  # by handlers that wait for a time, and behind these
     if (
-        pending != blocked
-        or in_flight
+        pending != blocked + held
+        or in_flight != held
         or consumer.queue.blocked + waits + resting(consumer) != blocked
-        or consumer.running
+        or (consumer.running and not held)
     ):
         found.append(f"{topic.name}/{group} has {max(in_flight, pending - blocked)} in flight")
     if consumer.limits_undecided:
@@ -130,11 +132,12 @@ async def _partition_states(
 async def bring_forward(client: Client, keys: Keys, consumers: Sequence[Consumer], span: timedelta) -> None:
     """Make retries and delayed messages due earlier by `span`.
 
-    Nothing may be in flight: call `until_idle` before. Each consumer first gives its blocked messages back to the
-    server and afterwards takes its lanes over again, because its own timers still have the old due times.
+    Nothing may be in flight, but for handlers that wait for a permit: call `until_idle` before. Each consumer first
+    gives its blocked messages back to the server and afterwards takes its lanes over again, because its own timers
+    still have the old due times. A handler that waits stays as it is.
     """
     lanes = [(consumer, lane) for consumer in consumers for lane in list(consumer.lanes.values())]
-    stopped = await asyncio.gather(*(consumer.lifecycle.quiesce(lane, 10) for consumer, lane in lanes))
+    stopped = await asyncio.gather(*(_is_quiet(consumer, lane) for consumer, lane in lanes))
     assert all(stopped), "a handler started meanwhile and does not finish"
     for key in {key for consumer in consumers for key in _due_keys(keys, consumer)}:
         await _shift(client, key, to_ms(span))
@@ -143,6 +146,12 @@ async def bring_forward(client: Client, keys: Keys, consumers: Sequence[Consumer
     for consumer, lane in lanes:
         lane.recovery.look_for_retries(0)
         await consumer.lifecycle.resume(lane)
+
+
+async def _is_quiet(consumer: Consumer, lane: Lane) -> bool:
+    """Stop reading a lane, and hand back what has not started. False: a handler runs that waits for no permit."""
+    seconds = 0 if consumer.waits_for_permits else 10
+    return await consumer.lifecycle.quiesce(lane, seconds) or consumer.waits_for_permits
 
 
 MOVE_RATE: Final = """
@@ -159,9 +168,10 @@ redis.call('SET', KEYS[1], cjson.encode(state), 'KEEPTTL')
 async def _advance_limits(client: Client, keys: Keys, consumer: Consumer, span: timedelta) -> None:
     """Starts that count, and the ends of holds, are earlier by `span`: on the server, then in this process."""
     about, ms = (consumer.topic.name, consumer.handler.group), to_ms(span)
-    for name in consumer.rate_names:
-        moved = ms + round(1000 * consumer.rate_coarseness)
-        await client.execute_command("EVAL", MOVE_RATE, 1, keys.rate(*about, name), moved)
+    for rate in consumer.named_rates:
+        for name in rate.names:
+            moved = ms + round(1000 * rate.coarseness)
+            await client.execute_command("EVAL", MOVE_RATE, 1, keys.rate(*about, name), moved)
     for held in await holds_of(client, keys, *about):
         left = held.until_ms - ms - await server_ms(client.node_for(keys.group(*about)))
         await hold_name(client, keys, *about, held.name, left, held.kind)

@@ -11,7 +11,20 @@ import pytest
 from pydantic import BaseModel
 from tenacity import wait_fixed
 
-from rsmq import Breaker, Broker, ConfigError, Hold, Message, QuietHours, Rate, Reject, Retry, RetryPolicy, Settings
+from rsmq import (
+    Breaker,
+    Broker,
+    Concurrency,
+    ConfigError,
+    Hold,
+    Message,
+    QuietHours,
+    Rate,
+    Reject,
+    Retry,
+    RetryPolicy,
+    Settings,
+)
 from rsmq.broker.broker import pointed_at
 from rsmq.testing import Harness, HarnessFixture
 from tests.patience import until
@@ -293,6 +306,40 @@ async def test_advance_moves_rates(harness: Callable[..., Harness], kind: str) -
         assert len(done) == 5
         await test.advance("1m")
         assert len(done) == 9
+
+
+@pytest.mark.parametrize("limits", [Rate(5, per="1m"), [Rate(5, per="1m"), Concurrency(3)]], ids=["rate", "calls"])
+@pytest.mark.parametrize("options", [{}, {"concurrency": 4}, {"ordering": "none"}], ids=["keys", "slots", "none"])
+async def test_advance_moves_permits(harness: Callable[..., Harness], limits: Any, options: dict[str, Any]) -> None:
+    """A handler that waits for a permit is idle until the clock is moved; retries and delayed messages go on."""
+    broker, done = Broker(), list[str]()
+
+    @broker.handler("t", group="g", permits={"twilio": limits}, retry=RetryPolicy(2, wait_fixed(10)), **options)
+    async def handle(x: str, message: Message) -> None:
+        if x == "retry" and message.attempt == 1:
+            raise ValueError(x)
+        if x not in ("retry", "delayed"):
+            async with message.permit("twilio"):
+                pass
+        done.append(x)
+
+    async with harness(broker, patience="5s") as test:
+        await broker.publish("t", "retry", key="other")
+        await broker.publish("t", "delayed", key="third", delay="10s")
+        await test.handle()
+        await broker.publish_many("t", [str(n) for n in range(12)], key=lambda n: f"k{int(n) % 6}")
+        await test.handle()
+        assert len(done) == 5
+        await test.advance("20s")
+        if "concurrency" not in options:  # there all slots wait
+            assert {*done} >= {"retry", "delayed"}
+        assert sum(each.isdigit() for each in done) == 5
+        await test.advance("40s")
+        assert sum(each.isdigit() for each in done) == 10
+        await test.advance("1m")
+        assert sorted(done) == sorted([*map(str, range(12)), "retry", "delayed"])
+        if options.get("ordering") != "none":
+            assert [each for each in done if each in ("0", "6")] == ["0", "6"]
 
 
 async def test_advance_moves_quiet_hours(harness: Callable[..., Harness]) -> None:

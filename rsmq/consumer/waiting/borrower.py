@@ -85,8 +85,9 @@ class Borrower:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether calls wait for an answer of the server."""
-        return any(loan.waiting() and not loan.is_short and not loan.room for loan in self._loans.values())
+        """Whether calls wait for an answer of the server. Who holds all permits waits for its own calls."""
+        loans = [loan for loan in self._loans.values() if loan.waiting() and loan.quota < loan.limit]
+        return any(not loan.is_short and not loan.room for loan in loans)
 
     # -- calls ----------------------------------------------------------------------------------------------------
 

@@ -112,12 +112,7 @@ class GroupRate:
         name = self._naming.name(message)
         if name is None:
             return True
-        now, share = monotonic(), self._shares.get(name)
-        if share is None:
-            share = self._shares[name] = Share(name, self._new_allowance())
-            self._known[name] = None
-            if len(self._known) > MOST_KNOWN:
-                del self._known[next(iter(self._known))]
+        now, share = monotonic(), self._shares.get(name) or self._new_share(name)
         allowance, cost = share.allowance, 1 if self._cost is None else self._cost_of(message)
         if not (allowance.take(now) if cost == 1 else allowance.take_whole(now, cost)):
             share.waiting.append((message, lane))
@@ -131,6 +126,13 @@ class GroupRate:
         else:
             self._note(message, share, now, cost)
         return True
+
+    def _new_share(self, name: str) -> Share:
+        share = self._shares[name] = Share(name, self._new_allowance())
+        self._known[name] = None
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        return share
 
     def _new_allowance(self) -> Allowance:
         return EvenAllowance(self._seconds / self._limit, self._burst) if self._burst else Allowance()
@@ -227,17 +229,24 @@ class GroupRate:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that are in use, or were lately."""
-        return tuple(self._known)
+        """The names that are in use, or were lately, as their keys have them."""
+        return tuple(self._prefix + name for name in self._known)
+
+    @property
+    def waiting_callers(self) -> int:
+        """How many handlers wait in `acquire`."""
+        return sum(share.late for share in self._shares.values())
 
     @property
     def is_undecided(self) -> bool:
-        """Whether messages wait for an answer of the server, and not for a time."""
-        now = monotonic()
-        waiting = [each for each in self._shares.values() if any(self._queue.holds(*pair) for pair in each.waiting)]
+        """Whether messages, or handlers, wait for an answer of the server, and not for a time."""
+        now, holds = monotonic(), self._queue.holds
+        waiting = [each for each in self._shares.values() if each.late or any(holds(*pair) for pair in each.waiting)]
+        usable = [(each, each.allowance.usable(now)) for each in waiting]
         return any(
-            not each.allowance.is_short and (each.allowance.usable(now) > 0 or each.allowance.next_begin(now) is None)
-            for each in waiting
+            (each.late and number > 0)  # it has not woken up yet
+            or (not each.allowance.is_short and (number > 0 or each.allowance.next_begin(now) is None))
+            for each, number in usable
         )
 
     @property
@@ -254,7 +263,7 @@ class GroupRate:
 
     async def acquire(self, name: str, check: Callable[[], None]) -> None:
         """Wait for a start of a name, without a message, and use it. `check` raises what ends the waiting."""
-        share = self._shares.setdefault(name, Share(name, self._new_allowance()))
+        share = self._shares.get(name) or self._new_share(name)
         share.late += 1
         try:
             while not share.allowance.take(now := monotonic()):

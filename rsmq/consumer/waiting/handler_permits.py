@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -89,6 +89,16 @@ class HandlerPermits:
         """Who is inside a block of which name: a task, or a thread by its number."""
         if holds is not None:
             holds.on_change(self._look_again)
+
+    @property
+    def rates(self) -> Collection[GroupRate]:
+        """Those that the server counts."""
+        return self._rates.values()
+
+    def wait_for_a_time(self, running: int) -> bool:
+        """Whether all handlers that run, so many, wait here: for a rate, or for the permits of those that do."""
+        is_timed = any(rate.waiting_callers for rate in self._rates.values())
+        return is_timed and running == len(self._waiting)
 
     def roles(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         """What must run beside the handler."""
