@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker, ConfigError
+from rsmq import Broker, ConfigError, Settings
 from rsmq.codecs import BodyStore, Offload, Zstd
+from rsmq.control import Bodies
 from rsmq.errors import BodyUnavailable, LostBody, Malformed, StoreUnavailable
 from rsmq.model.body import check_ref, digest_of, is_outside, without_ref
 from rsmq.model.encoding import Encoding
 from tests.codecs.stores import MemoryStore
+from tests.contract.witness import Witness, settled
 
 NAME = "a" * 32 + "/t/" + "0" * 64 + "." + "1" * 32
 
@@ -161,3 +164,28 @@ def test_who_has_no_store_encodes_as_before() -> None:
     assert stored == (encoding.encode(b"x" * 5000, "m")[0], ("expires", "1", "enc", "zstd"))
     assert not Encoding()
     assert Encoding(bodies=Offload(MemoryStore()))
+
+
+async def test_a_broker_with_a_store_over_s3(tmp_path: Path, settings: Settings, witness: Witness) -> None:
+    """From the put to the sweep: bodies small and of several parts are handled, stay while they are named, and go."""
+    offload = store_of("s3", tmp_path)
+    broker = Broker(replace(settings, preflight="warn", partitions=1), offload=offload)
+    sizes = [200_000, 60 << 20]
+
+    @broker.handler("t", group="g")
+    async def take(payload: bytes) -> None:
+        witness.note(len(payload))
+
+    async with broker:
+        for size in sizes:
+            await broker.publish("t", bytes(size))
+        async with broker.running():
+            await witness.sees(sizes)
+            await settled(broker, "t")
+        bodies = Bodies(broker.client, broker.keys, broker.topics, offload, keep=timedelta(0), grace=timedelta(0))
+        assert [each.removed for state in [await bodies.sweep(), await bodies.sweep()] for each in state] == [0, 0]
+        (state,) = await bodies.status()
+        assert (state.bodies, state.size, state.named, state.lost) == (2, sum(sizes), 2, [])
+        await broker.topics.delete("t")
+        assert [each.removed for state in [await bodies.sweep(), await bodies.sweep()] for each in state] == [0, 2]
+        assert await bodies.status() == []
