@@ -132,8 +132,13 @@ def resize(
     """Let a topic grow while everything runs; messages of a key stay in order. Exit code 1 while it waits."""
     if (partitions is not None) + status + abort != 1:
         raise typer.BadParameter("give the number of partitions, or --status, or --abort")
+
+    async def give_up(connection: CommandConnection) -> bool:
+        await connection.topic(topic)
+        return await connection.topics.abort_resize(topic)
+
     if abort:
-        if not ask(url, lambda connection: connection.topics.abort_resize(topic)):
+        if not ask(url, give_up):
             raise NotFound(f"topic {topic!r} is not being resized, or its new partitions are used already")
         print_result({"topic": topic, "aborted": True}, f"{topic}: the resize is given up", as_json=as_json)
         return

@@ -32,7 +32,8 @@ SLOW: Final = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class TopicTrend:
-    """A topic. `rate_in` is messages a second, None with a single snapshot."""
+    """A topic. `partitions`: how many messages go to now, in each band. `rate_in` is messages a second, None with a
+    single snapshot."""
 
     name: str
     partitions: int
@@ -132,7 +133,7 @@ def topic_trend(before: TopicState | None, after: TopicState, seconds: float) ->
     """A topic that was deleted and created again has fewer entries than before: no rate."""
     return TopicTrend(
         name=after.topic.name,
-        partitions=len(after.partitions),
+        partitions=after.topic.partitions,
         messages=after.length,
         delayed=after.delayed,
         rate_in=rate(None if before is None else added(before), added(after), seconds),

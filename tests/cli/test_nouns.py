@@ -283,6 +283,9 @@ def test_topic_is_resized_step_by_step(cli: Cli) -> None:
     assert cli.ok("topic", "resize", "orders", "--status") == "orders: 16 partitions\n"
     nothing_to_abort = cli("topic", "resize", "orders", "--abort")
     assert (nothing_to_abort.returncode, "is not being resized" in nothing_to_abort.stderr) == (1, True)
+    for what in ("--abort", "--status"):
+        missing = cli("topic", "resize", "nope", what)
+        assert (missing.returncode, "there is no topic 'nope'" in missing.stderr) == (1, True)
     refused = cli("topic", "resize", "orders", "24")
     assert (refused.returncode, "Use 32, 48, 64" in refused.stderr) == (2, True)
     url, prefix = cli.environment["RSMQ_URL"], cli.environment["RSMQ_PREFIX"]
@@ -300,6 +303,7 @@ def test_topic_is_resized_step_by_step(cli: Cli) -> None:
     assert (json.loads(found.stdout)["left"], json.loads(found.stdout)["left_in"]) == (
         {"late": 1}, {"late": {str(partition): 1}}
     )  # fmt: skip
+    assert [each["partitions"] for each in cli.json("top", "--once")["topics"]] == [16]
     said = cli("doctor").stdout
     assert "which are not used before each group has handled" in said
     assert f"late (1 message in partition {partition})" in said
