@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.redis.scripts import SETTLE_MESSAGES
+from rsmq.redis.scripts import ADD_LETTERS, SETTLE_MESSAGES
 from tests.patience import until
 from tests.persistence.lost_answers import LostAnswers
 from tests.servers import Server, wait_until
@@ -68,9 +68,9 @@ class Failover:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal")
         self.is_over.set()
 
-    async def letters(self, count: int = 3) -> list[int]:
+    async def letters(self, count: int = 3) -> list[Any]:
         """What the device gets."""
-        found = list[int]()
+        found = list[Any]()
         async with self.broker.connect(DEVICE) as session:
             with anyio.move_on_after(5):
                 async for letter in session:
@@ -125,3 +125,16 @@ async def test_a_settlement_is_not_repeated_where_its_letter_was_lost(failover: 
             failover.go_on(number)
         await failover.is_over.wait()
         assert await failover.letters(count) == list(range(count))
+
+
+async def test_what_a_process_sends_itself_goes_to_the_server_that_took_over(failover: Failover) -> None:
+    """It has no other source: a letter whose answer was lost is sent again, and stored once on each server."""
+    broker = failover.broker
+    async with broker:
+        await broker.send(DEVICE, "before")
+        await failover.forget_what_follows()
+        failover.proxy.lose(ADD_LETTERS, between=failover.take_over)
+        await broker.send(DEVICE, "lost")
+        await failover.is_over.wait()
+        await broker.send(DEVICE, "after")
+        assert await failover.letters() == ["before", "lost", "after"]
