@@ -6,7 +6,7 @@ Every process computes the same ticks, so any of them can publish one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -21,7 +21,7 @@ from rsmq.handler.apart import apart
 from rsmq.handler.quiet_hours import OF_A_MACHINE
 from rsmq.handler.returned import completed
 from rsmq.handler.surroundings import call_surrounded
-from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
+from rsmq.model.clock import EPOCH, epoch_ms, from_epoch_ms, to_ms
 from rsmq.model.duration import Duration, as_duration, checked_duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.headers import require_text, write_headers
@@ -126,16 +126,23 @@ class Cron:
 
     def after(self, ms: int) -> int:
         """The first tick after `ms`."""
-        return self._walk(ms - ms % 1000, is_reverse=False)
+        start = from_epoch_ms(ms - ms % 1000).astimezone(self.zone)
+        return next(tick for tick in self._walk(start, is_reverse=False) if tick > ms)
 
     def until(self, ms: int) -> int:
         """The last tick at or before `ms`."""
-        return self._walk(ms - ms % 1000 + 1000, is_reverse=True)
+        start = from_epoch_ms(ms - ms % 1000 + 1000).astimezone(self.zone)
+        if start.fold:  # local times up to the change of the clocks have been, for the first time
+            again = (start.replace(fold=0) - EPOCH) - (start - EPOCH)
+            start = (start.astimezone(UTC) - again).astimezone(self.zone)
+        return next(tick for tick in self._walk(start, is_reverse=True) if tick <= ms)
 
-    def _walk(self, ms: int, *, is_reverse: bool) -> int:
+    def _walk(self, start: datetime, *, is_reverse: bool) -> Iterator[int]:
+        """The ticks from a time on. CronSim does not know which occurrence of a time that comes twice `start` is, and
+        takes the first one: there may be ticks on the wrong side before the right ones."""
         from cronsim import CronSim
 
-        return epoch_ms(next(CronSim(self.expression, from_epoch_ms(ms).astimezone(self.zone), reverse=is_reverse)))
+        return map(epoch_ms, CronSim(self.expression, start, reverse=is_reverse))
 
 
 Trigger = Interval | Cron

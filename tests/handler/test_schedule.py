@@ -56,6 +56,31 @@ def test_cron_ticks_once_when_clocks_go_back() -> None:
     ]  # fmt: skip
 
 
+@given(
+    st.sampled_from(["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Antarctica/Troll", "Pacific/Apia"]),
+    st.sampled_from(["30 2 * * *", "45 1,2,3 * * *", "30 0-4 * * *", "*/7 * * * *", "0 * * * *", "* 2 * * *"]),
+    st.integers(0, 365 * 24 * 60),
+    st.integers(0, 59_999),
+)
+def test_cron_until_and_after_agree_in_each_hour_of_a_year(zone: str, expression: str, minute: int, ms: int) -> None:
+    """Also where the clocks change, by half an hour, one or two: `until` and `after` enclose a moment, and nothing lies
+    between them."""
+    times, moment = Cron(expression, ZoneInfo(zone)), epoch_ms(datetime(2026, 1, 1, tzinfo=UTC)) + minute * 60_000 + ms
+    assert times.until(moment) <= moment < times.after(moment) == times.after(times.until(moment))
+
+
+@pytest.mark.parametrize("minute", range(60))
+def test_daily_tick_is_not_due_again_in_the_hour_that_comes_twice(minute: int) -> None:
+    """Before, the function of a schedule for 02:30 was called every two seconds from the second 02:00 to 02:30, and
+    `rsmq schedule list` showed a next time that was over."""
+    times, now = Cron("30 2 * * *", BERLIN), datetime(2026, 10, 25, 1, minute, tzinfo=UTC)
+    published, tomorrow = datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+    found = due_ticks(times, "latest", epoch_ms(published), epoch_ms(now), GRACE)
+    assert (found.ticks, found.next_ms) == ((), epoch_ms(tomorrow))
+    missed = due_ticks(times, "skip", epoch_ms(published) - 1, epoch_ms(now), GRACE)
+    assert (missed.ticks, missed.skipped, missed.missed) == ((), 1, epoch_ms(published))
+
+
 @given(st.integers(0, 4_000_000_000_000), st.integers(100, 90_000_000))
 def test_interval_is_independent_of_its_start(ms: int, span: int) -> None:
     """Ticks are multiples of the span; `after` is strictly later, `until` is not, and nothing lies between."""
