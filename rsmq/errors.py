@@ -287,11 +287,15 @@ class RequestTimeout(RsmqError, TimeoutError):
 
 
 class RequestFailed(RsmqError):
-    """The handler of a request has failed for the last time: its message is a dead letter, with this `reason`."""
+    """The handler of a request has failed for the last time: its message is a dead letter, with this `reason`. With the
+    reason `cancelled` it was cancelled, and no handler will answer."""
 
     def __init__(self, topic: str, message_id: str, reason: str, error: str) -> None:
         super().__init__(
-            f"message {message_id} to {topic!r} became a dead letter ({reason}): {error}. See `rsmq dlq list {topic}`"
+            f"message {message_id} to {topic!r} was cancelled: {error}"
+            if reason == "cancelled"
+            else f"message {message_id} to {topic!r} became a dead letter ({reason}): {error}. See "
+            f"`rsmq dlq list {topic}`"
         )
         self.topic = topic
         self.message_id = message_id

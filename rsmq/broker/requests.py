@@ -33,7 +33,7 @@ from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, encode_payload, new_message_id, stored_ms
 from rsmq.model.publish_options import MessageOptions
-from rsmq.model.record import whole
+from rsmq.model.request import LONGEST_TTL, REPLY_TTL, answer_commands, asked_by
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, retrying
 
@@ -41,9 +41,7 @@ log = logging.getLogger("rsmq.request")
 
 T = TypeVar("T")
 
-REPLY_TTL: Final = "reply-ttl"
 POLL: Final = 1.0
-LONGEST_TTL: Final = to_ms(timedelta(days=1))
 
 
 class RequestOptions(MessageOptions, total=False):
@@ -78,9 +76,9 @@ class Requesting(BrokerPart):
         """Publish a message and wait for the answer: what a handler with `replies=True` returns.
 
         Raises RequestTimeout after `timeout`; the message is handled all the same. Raises RequestFailed when it becomes
-        a dead letter: its retries count in the timeout. `returns` is the type of the answer, such as a pydantic model;
-        without it JSON and text are decoded. The answer comes once, or not at all if its worker dies after it handled
-        the message.
+        a dead letter, and when it is cancelled for all groups: its retries count in the timeout. `returns` is the type
+        of the answer, such as a pydantic model; without it JSON and text are decoded. The answer comes once, or not at
+        all if its worker dies after it handled the message.
         """
         span = checked_duration("timeout", timeout)
         if span <= timedelta(0) or to_ms(span) > LONGEST_TTL:
@@ -192,12 +190,8 @@ class Replying:
             await self._send(*request, {"reason": decision.reason.value, "error": describe(error)}, b"")
 
     async def _send(self, identity: str, ttl_ms: int, about: dict[str, str], data: bytes) -> None:
-        """The key first, then the ring. Repeated if the connection breaks."""
-        reply_key = self._broker.keys.reply(identity)
-        commands = [
-            ("SET", reply_key, json.dumps(about).encode() + b"\n" + data, "PX", ttl_ms),
-            ("SPUBLISH", reply_key, ""),
-        ]
+        """Repeated if the connection breaks."""
+        commands = answer_commands(self._broker.keys, identity, ttl_ms, about, data)
         async for attempt in retrying(self._broker.settings):
             with attempt:
                 for reply in await self._broker.client.pipelined(commands):
@@ -207,14 +201,7 @@ class Replying:
 
 def request_of(message: Message) -> tuple[str, int] | None:
     """The id of the request and the time for which its answer is kept, in ms; None for any other message."""
-    if message.is_plain:
-        return None
-    headers = message.headers
-    identity, ttl = headers.get(REPLY_TO, ""), headers.get(REPLY_TTL, "")
-    if not identity or len(identity) > 64 or not identity.replace("-", "").isalnum():
-        return None
-    kept = whole(ttl)
-    return (identity, min(kept, LONGEST_TTL)) if kept else None
+    return None if message.is_plain else asked_by(message.headers)
 
 
 def replying(broker: Answers, handler: Handler) -> Handler:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from rsmq.control.answer import Answer, Cancelled, Unknown, Word, combined
 from rsmq.control.asking import MOST_ATTEMPTS, Waking, groups_of_message, refuse_one_group
 from rsmq.control.finder import Finder, Found
+from rsmq.errors import BrokerError, Malformed
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
+from rsmq.model.request import answer_commands, asked_by
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, CANCEL_UNREAD, CANCELLED
 from rsmq.redis.topics import Topic
+
+log = logging.getLogger("rsmq.cancel")
 
 CancelCounter = Counter[tuple[str, str]]
 NO_GROUP: Final = ""
@@ -56,10 +62,30 @@ class Cancel:
             if found.packed is None:
                 chosen = await groups_of_message(self._client, self._keys, found, group)
                 if chosen:
-                    return await self._stored(found, chosen, running, waits)
+                    answer = await self._stored(found, chosen, running, waits)
+                    if group is None and isinstance(answer, Cancelled):
+                        await self._end_request(found)
+                    return answer
             if await (self._delayed(found, group) if found.packed is not None else self._unread(found)):
+                await self._end_request(found)
                 return Cancelled()
         return Unknown()
+
+    async def _end_request(self, found: Found) -> None:
+        """Tell who waits for an answer to the message that none comes. It is cancelled all the same if that fails."""
+        request = None
+        with suppress(Malformed):
+            request = None if found.message.is_plain else asked_by(found.message.headers)
+        if request is None:
+            return
+        about = {"reason": "cancelled", "error": "no handler answers"}
+        try:
+            replies = await self._client.pipelined(answer_commands(self._keys, *request, about, b""))
+        except BrokerError as error:
+            replies = [error]
+        for reply in replies:
+            if isinstance(reply, Exception):
+                log.info("who has asked with %s waits until its timeout: %s", found.message.id, reply)
 
     async def _delayed(self, found: Found, group: str | None) -> bool:
         """Cancel a delayed message. False: it has become due meanwhile."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rsmq import (
 )
 from rsmq.broker import requests
 from rsmq.broker.requests import request_of
+from rsmq.control import Cancelled
 from rsmq.model.message import MessageOrigin
 from tests.patience import until
 from tests.servers import Server
@@ -126,6 +128,55 @@ async def test_an_error_comes_back_when_it_is_the_last(broker: Broker) -> None:
                 await broker.request("quotes", payload, timeout="30s")
             assert (caught.value.reason, caught.value.topic) == (reason, "quotes")
             assert text in caught.value.error
+        assert await left(broker) == []
+
+
+@pytest.mark.parametrize("moment", ["stored", "waiting", "running", "without a group"])
+async def test_a_request_that_is_cancelled_ends_at_once(broker: Broker, moment: str) -> None:
+    """It waited for its whole timeout, although no handler would answer. Nothing is left behind."""
+    started = anyio.Event()
+
+    async def price(payload: int) -> int:
+        if payload == 0:
+            started.set()
+            await anyio.sleep_forever()
+        return payload
+
+    if moment == "waiting":
+
+        @broker.handler("quotes", group="pricing", replies=True, retry=RetryPolicy(2, wait_fixed(3600)))
+        async def fail(_payload: int) -> int:
+            started.set()
+            raise ConnectionError("not yet")
+    else:
+        broker.handler("quotes", group="pricing", replies=True)(price)
+    caught = list[RequestFailed]()
+
+    async def ask() -> None:
+        with pytest.raises(RequestFailed, match="was cancelled") as error:
+            await broker.request("quotes", 0, timeout="10s")
+        caught.append(error.value)
+
+    async def stored() -> list[str]:
+        rows = await broker.client.execute_command("XRANGE", broker.keys.stream("quotes", 0), "-", "+")
+        return [dict(zip(fields[::2], fields[1::2], strict=True))[b"id"].decode() for _, fields in rows]
+
+    async with broker, AsyncExitStack() as worker:
+        await broker.topics.ensure("quotes", 1)
+        if moment == "stored":
+            made = ("XGROUP", "CREATE", broker.keys.stream("quotes", 0), "pricing", "0", "MKSTREAM")
+            await broker.client.execute_command(*made)
+        if moment in ("waiting", "running"):
+            await worker.enter_async_context(broker.running())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await until(stored, "it is stored")
+            if moment in ("waiting", "running"):
+                await started.wait()
+            (identity,) = await stored()
+            answer = await broker.cancel(identity, topic="quotes", running=True)
+            assert isinstance(answer, Cancelled)
+        assert (caught[0].reason, caught[0].message_id) == ("cancelled", identity)
         assert await left(broker) == []
 
 
