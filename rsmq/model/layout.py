@@ -191,8 +191,14 @@ class Layout(Counted):
         return (self.ancestors_of(number) or [number])[-1]
 
     def descendants_of(self, number: int) -> list[int]:
-        """The partitions that follow this one."""
-        return [each for each in self.numbers if number in self.ancestors_of(each)]
+        """The partitions that follow this one, rising. Each partition of a topic is asked for while publishers wait: so
+        this looks at those that follow it only."""
+        found, block = list[int](), self._block_with(number)
+        for other in self.blocks if block is not None else ():
+            if block is not None and other.parent == block.first:
+                for each in other.numbers[block.numbers.index(number) :: block.count]:
+                    found += [each, *self.descendants_of(each)]
+        return sorted(found)
 
     def partition_after(self, number: int, route: str | bytes) -> int:
         """Where a message goes that was in a sealed partition, or was meant for it: to one that follows it, in the same
@@ -203,14 +209,15 @@ class Layout(Counted):
         found = block.partition_for(route)
         if found == number or number in self.ancestors_of(found):
             return found
-        family = [each for each in block.numbers if number in self.ancestors_of(each)]  # another client chose it
+        after = {*self.descendants_of(number)}
+        family = [each for each in block.numbers if each in after]  # another client chose it
         return family[partition_for(route, len(family))] if family else found
 
     def keys_after(self, number: int, following: int) -> Callable[[bytes], bool]:
         """Tells keys of a sealed partition that may come in one of those that follow it. One that another client has
         put there may come in each of these."""
         block = self._block_with(following) or self.current
-        others = {each for each in block.numbers if each != following and number in self.ancestors_of(each)}
+        others = {*self.descendants_of(number)} & {*block.numbers} - {following}
         return lambda key: block.partition_for(key) not in others
 
     @property
