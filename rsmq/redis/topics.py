@@ -428,9 +428,10 @@ class Topics:
 
     async def _go_on(self, topic: Topic) -> str:
         name, groups = topic.name, await prepare_groups(self._client, self._keys, topic)
-        if not topic.layout.is_opening and (waits_for := await self._waits_for(topic, groups)):
-            return waits_for
-        groups = await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
+        if not topic.layout.is_opening:
+            if waits_for := await self._waits_for(topic, groups):
+                return waits_for
+            groups = await prepare_groups(self._client, self._keys, topic)  # of a group that was made meanwhile
         if name in self._with_batches:
             await carry_batch_marks(self._client, self._keys, topic, groups)
         if self._client.is_cluster:
