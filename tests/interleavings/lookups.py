@@ -353,7 +353,7 @@ LOOKUP_EDITS: Final = (
         "the first of many subscribers are not followed", module, "SUBSCRIBE_CLIENT",
         "for _, each in ipairs(others) do follow", "for _, each in ipairs({}) do follow",
     ),
-    edit("what was looked up holds for ever", Registry, "_unknown", "found.at[shard] != at[shard]", "False"),
+    edit("what was looked up holds for ever", Registry, "_unknown", "if found.at == at:", "if True:"),
     edit("a look reads its own names only", Registry, "_unknown", "set[str]().union(*self._asked)", "self._asked[-1]"),
     edit(
         "changes that the server has lost stay", Registry, "_follow",

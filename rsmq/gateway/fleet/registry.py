@@ -247,12 +247,14 @@ class Registry:
                 names.append(name)
                 shards = EVERYWHERE
             elif found.at is not at:
-                others = {shard for shard in range(SHARDS) if found.at[shard] != at[shard]}
-                if others:
-                    names.append(name)
-                    shards = shards | others
-                else:
+                if found.at == at:
                     found.at = at
+                    continue
+                names.append(name)
+                if shards is not EVERYWHERE:  # while many clients subscribe, every name has changed shards
+                    shards = shards | {shard for shard in range(SHARDS) if found.at[shard] != at[shard]}
+                    if len(shards) == SHARDS:
+                        shards = EVERYWHERE
         return names, shards
 
     async def _look_up(self, unknown: Unknown) -> list[ShardAnswer]:
