@@ -34,7 +34,7 @@ DEFAULT_WAIT: Final[wait_base] = wait_random_exponential(multiplier=1, max=300)
 
 
 class Retry(Exception):
-    """Raised (or returned, for an item of a batch) by a handler to try this message again.
+    """Raised or returned by a handler, in a batch for an item, to try this message again.
 
     `after` is a timedelta or text such as `30s`; without it the policy decides how long to wait. Counts as an attempt,
     unless `counts` is False: for work that only comes too early, such as while a provider is down. Once the message is
@@ -53,7 +53,7 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Raised (or returned, for an item of a batch) by a handler to make this message a dead letter at once."""
+    """Raised or returned by a handler, in a batch for an item, to make this message a dead letter at once."""
 
     def __init__(self, reason: str = "rejected by the handler") -> None:
         super().__init__(reason)

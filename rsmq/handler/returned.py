@@ -1,7 +1,8 @@
 """What a function of a user returns: a coroutine that was not awaited is not taken for a result.
 
 A decorator that forgets `functools.wraps` makes a plain function of an `async def`: its call returns a coroutine, and
-without a look at it the message would be settled although its handler has never run.
+without a look at it the message would be settled although its handler has never run. And who writes `return Retry()`
+means what `raise Retry()` does: the message would be settled, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 
 async def completed(result: Any) -> Any:
-    """The result of a call: a coroutine, a task or a future is awaited. Raises TypeError for a generator."""
+    """The result of a call: a coroutine, a task or a future is awaited. Raises an error that is returned, and TypeError
+    for a generator."""
     while result is not None:
         if isawaitable(result):
             result = await result
@@ -25,15 +27,21 @@ async def completed(result: Any) -> Any:
                 f"{result.__qualname__} returned a generator, whose body has not run: a handler has no `yield`, and a "
                 f"decorator around one awaits it"
             )
+        elif isinstance(result, BaseException):
+            raise result
         else:
             return result
     return None
 
 
 def is_unfinished(result: Any) -> bool:
-    """Whether `completed` would await or refuse it."""
+    """Whether `completed` would await, raise or refuse it."""
     kind = type(result)
-    return hasattr(kind, "__await__") or kind in (GeneratorType, AsyncGeneratorType) or issubclass(kind, Future)
+    return (
+        hasattr(kind, "__await__")
+        or kind in (GeneratorType, AsyncGeneratorType)
+        or issubclass(kind, (Future, BaseException))
+    )
 
 
 def called(function: Any, *arguments: Any) -> Any:

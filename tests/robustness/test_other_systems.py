@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from rsmq import Breaker, Broker, ConfigError, Hold, Message, RetryPolicy, Settings
+from rsmq import Breaker, Broker, ConfigError, Hold, Message, Reject, Retry, RetryPolicy, Settings
 from rsmq.errors import BrokerError
+from tests.contract.witness import letters_of
 from tests.patience import until
 from tests.redis.answers import AnsweringProxy
 from tests.servers import Server
@@ -54,6 +56,48 @@ async def test_delays_at_the_ends_of_their_type(settings: Settings) -> None:
         await until(lambda: seen == [[1]], "the one in the past is handled")
         assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 4
         assert last in [hit.id for hit in (await broker.find("orders", state="delayed")).hits]
+
+
+def returns_error(text: str) -> object:
+    """Written by mistake for `raise`."""
+    return {"retry": Retry("later", after="0s"), "reject": Reject("no"), "error": ValueError("wrong")}[text]
+
+
+async def awaits_and_returns_error(text: str, message: Message) -> object:
+    """The same, after something that suspends it, for some."""
+    if message.key:
+        await anyio.lowlevel.checkpoint()
+    return returns_error(text)
+
+
+async def returns_error_at_once(text: str) -> object:
+    """The same, with a payload alone."""
+    return returns_error(text)
+
+
+@pytest.mark.parametrize("options", [{}, {"execution": "process"}, {"output": "out"}, {"replies": True}])
+@pytest.mark.parametrize("function", [returns_error, awaits_and_returns_error, returns_error_at_once])
+async def test_error_that_a_handler_returns_counts_as_raised(
+    settings: Settings, function: Any, options: dict[str, Any]
+) -> None:
+    """`return Retry()` and `return Reject()` settled the message, as if it had been handled."""
+    if options.get("execution") and function is not returns_error:
+        return
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
+    broker.handler("t", group="g", retry=RetryPolicy(max_attempts=2), **options)(function)
+    async with broker.running():
+        for text in ("retry", "reject", "error"):
+            await broker.publish("t", text, key=text if text != "retry" else None)
+        await until(lambda: are_dead(broker, 3), "all are dead letters")
+        letters = {letter.data: letter for letter in await letters_of(broker, "t", "g")}
+    assert [(letters[text].reason, letters[text].attempts) for text in (b"retry", b"reject", b"error")] == [
+        ("failed", 2), ("rejected", 1), ("failed", 2),
+    ]  # fmt: skip
+
+
+async def are_dead(broker: Broker, count: int) -> bool:
+    """Whether there are so many dead letters."""
+    return len(await letters_of(broker, "t", "g")) == count
 
 
 class WithoutDuration(Hold):
