@@ -102,7 +102,7 @@ def reset(
     before, batches = ask(url, read)
     dropped = f"{before.pending} pending messages and {before.waiting_for_retry} that wait for a retry"
     names = ", ".join(map(repr, batches[:MOST_NAMED]))
-    missing = f" Open batches have members there, and what it skips is missing in them: {names}." if batches else ""
+    missing = f" Open batches may have members there, and what it skips is missing in them: {names}." if batches else ""
     confirm(f"Reset {topic}/{group} to {to}, dropping {dropped}?{missing}", is_agreed=yes)
 
     async def act(connection: CommandConnection) -> GroupState:

@@ -99,11 +99,14 @@ class Batches:
         return sorted(await self._read(found[:most]), key=lambda each: each.started), len(found)
 
     async def open_in(self, topic: str, group: str) -> list[str]:
-        """The names of batches that have not called yet, with members of a topic that this group handles."""
-        found = await self.every()
-        return [
-            each.name for each in found if each.state not in CALLED and each.group == group and topic in each.topics
-        ]
+        """The names of batches that have not called yet, with members of a topic that this group handles, or that have
+        gone there as a fallback."""
+        found = [each for each in await self.every() if each.state not in CALLED]
+        meets = dict[tuple[str, str], bool]()
+        for pair in {(name, each.group) for each in found for name in each.topics}:
+            reached = [] if pair == (topic, group) else await self._reached({pair})
+            meets[pair] = pair == (topic, group) or any((at.name, its) == (topic, group) for at, _, its in reached)
+        return [each.name for each in found if any(meets[name, each.group] for name in each.topics)]
 
     async def cancel(self, name: str) -> BatchStatus | None:
         """Cancel all members that have not started, also those that are delayed, and close the batch. None: there is

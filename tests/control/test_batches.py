@@ -28,7 +28,7 @@ from rsmq import (
     Settings,
 )
 from rsmq.codecs import Zstd
-from rsmq.control import BatchStatus
+from rsmq.control import Batches, BatchStatus
 from rsmq.producer.producer import MemberOnWay
 from rsmq.redis.streams import ensure_groups
 from rsmq.worker.batch_ends import BatchEnds
@@ -417,6 +417,27 @@ async def test_cancel_batch_reaches_members_in_a_fallback_topic(broker: Broker, 
     assert letters == [b"reject"]
     assert numbers(calls.all[0]) == [3, 1, 0, 2, 0, 0]
     assert copies == ([] if group is None else [b"reject"] * 3)
+
+
+async def test_a_reset_of_a_fallback_topic_knows_the_open_batches(broker: Broker) -> None:
+    """Their members have gone there: what the reset skips is missing in them."""
+
+    go_on = asyncio.Event()
+
+    @broker.handler("letter", group="post")
+    async def post(_message: Message) -> None:
+        await go_on.wait()
+
+    serve(broker, works, fallback=Fallback("letter"))
+    async with broker.running(), opened(broker) as batch:
+        batches = Batches(broker.client, broker.keys, broker.topics)
+        await batch.publish("sms", "1")
+        assert [await batches.open_in("sms", "sender"), await batches.open_in("letter", "post")] == [["campaign"], []]
+        await batch.publish("sms", "reject")
+        await until(lambda: batches.open_in("letter", "post"), "it is named")
+        assert await batches.open_in("letter", "post") == ["campaign"]
+        assert await batches.open_in("letter", "another") == []
+        go_on.set()
 
 
 async def test_other_groups_do_not_count(broker: Broker) -> None:
