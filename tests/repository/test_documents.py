@@ -131,6 +131,19 @@ def test_the_first_program_prints_the_output_of_the_readme(tmp_path: Path) -> No
     assert (done.stdout, done.returncode) == (output, 0), done.stderr
 
 
+def test_a_worker_that_imports_the_first_program_starts_nothing_else(tmp_path: Path) -> None:
+    """`rsmq worker app:broker` imports it in each process: before, each published the order again, and served alone."""
+    program = (ROOT / "README.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "first.py").write_text(program)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")}
+    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", "import first"], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode, (tmp_path / "state").exists()) == ("", 0, False), done.stderr
+
+
 def test_the_readme_shows_a_short_program_by_line_12() -> None:
     """One sentence, then about ten lines of code, then their output; the whole page has at most 150 lines."""
     lines = (ROOT / "README.md").read_text().splitlines()
