@@ -116,9 +116,15 @@ def import_program(path: str | None) -> None:
 
 def belong_to(worker: int) -> None:
     """Make this process one of the worker's. Main thread only."""
-    for number in LEFT_TO_THE_WORKER:
-        # not SIG_IGN, which the programs that a handler starts would inherit: SIGTERM would not end them
-        signal.signal(number, lambda number, frame: None)
+    # not SIG_IGN, which the programs that a handler starts would inherit: SIGTERM would not end them
+    before = {number: signal.signal(number, lambda number, frame: None) for number in LEFT_TO_THE_WORKER}
+
+    def take_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    # a fork is the handler's own: `Pool.terminate` of multiprocessing ends it with SIGTERM, and waits for that
+    os.register_at_fork(after_in_child=take_back)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != worker:

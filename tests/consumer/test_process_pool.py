@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -53,6 +54,19 @@ def busy(what: str) -> str:
     return what
 
 
+def fork_and_end(_text: str) -> int:
+    """As `multiprocessing.Pool.terminate` does."""
+    begun, says = os.pipe()
+    if child := os.fork():
+        os.read(begun, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+    os.write(says, b"x")
+    time.sleep(20)
+    os._exit(7)
+
+
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[Broker]:
     """A broker whose handler has one process, and two attempts."""
@@ -94,6 +108,16 @@ async def test_end_of_a_process_costs_only_the_message_that_ended_it(settings: S
         await until(lambda: is_dead(broker), "it is a dead letter")
         (letter,) = await letters_of(broker, "t", "g")
     assert (letter.error, letter.attempts) == (error, 2)
+
+
+async def test_process_that_a_handler_forks_can_be_ended(settings: Settings) -> None:
+    """The process of a handler leaves signals to its worker. So did what it forks: SIGTERM did not end it, and
+    `Pool.terminate` waited for that."""
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
+    broker.handler("t", group="g", execution="process")(fork_and_end)
+    async with broker.running():
+        ref = await broker.publish("t", "", keep_result="1m")
+        assert await broker.result(ref, group="g", timeout="60s") == -signal.SIGTERM
 
 
 async def is_dead(broker: Broker) -> bool:
