@@ -479,7 +479,7 @@ EXHIBITS: Final = (
         "a repetition overtakes",
         "a command on a connection that broke is executed after its repetition on the next one",
         [
-            Edit("rsmq/redis/client/raw_connection.py", "        if self._last:\n", "        if False:\n"),
+            Edit("rsmq/redis/client/raw_connection.py", "if self._last else []", "if False else []"),
             Edit("rsmq/redis/lua/consumer/park_message.lua", STARTED_SINCE, ""),
         ],
         aims_at("late call"),
