@@ -343,6 +343,9 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
     ) -> None:
         """Connect and run the handlers in this process until `stop` or cancellation.
 
+        It takes no signals: they are your program's. If that takes none either, SIGTERM ends it at once, and what runs
+        is repeated. `rsmq worker` stops gracefully.
+
         `only`: patterns such as `sms/*` for the `topic/group` of the handlers to serve (all); schedules and outboxes
         run in every worker. `concurrency` takes the place of that of each handler. After `max_messages` it stops by
         itself, as by `quiet`: for handlers whose libraries keep memory. Raises ConfigError while it runs already.
