@@ -203,7 +203,7 @@ def find(
         (each.at, f"{each.partition}/{each.stream_id or '-'}", each.id, each.key, each.letter, preview(each))
         for each in found.hits
     )
-    nothing = f"no such message among the {count(found.looked_at, 'message')} that were looked at"
+    nothing = f"no such message ({count(found.looked_at, 'message')} looked at)"
     columns = ("at", "stream id", "message id", "key", "dead letter", "data")
     print_rows([hit_as_object(each) for each in found.hits], columns, rows, nothing, as_json=as_json)
     if found.unread:
