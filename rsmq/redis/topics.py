@@ -38,7 +38,7 @@ from rsmq.redis.layouts import (
     unfinished_groups,
 )
 from rsmq.redis.pubsub import announce
-from rsmq.redis.scripts import Value
+from rsmq.redis.scripts import MAKE_TOPIC, Value
 from rsmq.redis.streams import as_dict, ask_all, ensure_groups, group_names
 
 log = logging.getLogger("rsmq.topics")
@@ -491,14 +491,15 @@ class Topics:
                 await seal_again(self._client, self._keys, known)
 
     async def _create(self, name: str, layout: Layout) -> Topic:
-        """First writer wins, field by field; `partitions` comes last and makes it exist."""
+        """Make it, if no other process has. Fields that are there, as limits that were set before, stay."""
         settings, key = self._settings, self._keys.topic(name)
         names = ("max_length", "on_full", "retention_age", "retention_length")
         limits = write_limits({limit: getattr(settings, limit) for limit in names})
         await self._client.execute_command("SADD", self._keys.topics, name)
         stored: dict[str, Value] = {"layout": layout.stored} if layout.stored else {}
-        for entry, value in {"created_ms": now_ms(), **limits, **stored, "partitions": layout.partitions}.items():
-            await self._client.execute_command("HSETNX", key, entry, value)
+        fields: dict[str, Value] = {"created_ms": now_ms(), **limits, **stored}
+        about = [each for field in fields.items() for each in field]
+        await MAKE_TOPIC(self._client, (key,), (*about, layout.partitions))
         topic = await self.find(name)
         if topic is None:
             raise ConfigError(f"topic {name!r} was deleted while it was being created")
