@@ -228,8 +228,18 @@ class Topics:
         topic = self._read(name, found)
         if "batches" in found:
             self._with_batches.add(name)
-        self._known[name] = (monotonic() + FRESH_SECONDS, topic)
+        self._know(name, topic)
         return topic
+
+    def _know(self, name: str, topic: Topic) -> None:
+        """Note a topic that was just read. What this process knows of its layout, and the server has lost (a failover),
+        is not forgotten: the next publish writes it again."""
+        _, known = self._known.get(name, (0.0, topic))
+        is_same = known.layout.has_more and known.created_ms == topic.created_ms
+        if is_same and topic.layout.with_lost(known.layout) is not topic.layout:
+            self._known[name] = (-math.inf, known)
+        else:
+            self._known[name] = (monotonic() + FRESH_SECONDS, topic)
 
     async def existing(self, name: str) -> Topic:
         """The topic. Raises ConfigError if it does not exist."""
@@ -655,6 +665,7 @@ async def recall_topic(topics: Topics, known: Topic) -> Topic | None:
         return await topics._restore(known)
     except NotPermitted as error:
         log.warning("topic %s has lost a part of its layout, and this user may not write it: %s", known.name, error)
+        topics._known[known.name] = (monotonic() + FRESH_SECONDS, topic)
         return topic
 
 

@@ -216,6 +216,23 @@ async def test_what_the_server_has_lost_is_made_as_it_was(topics: Topics, client
     assert (await topics.ensure("orders")).partitions == 8, "who deletes it here begins anew"
 
 
+async def test_a_look_at_a_topic_does_not_forget_what_the_server_has_lost(
+    topics: Topics, client: Client, keys: Keys
+) -> None:
+    """A failover has lost that the topic has grown. Who only looks is told what is there; who publishes next writes it
+    again, and stores nothing in a partition that was sealed."""
+    await topics.ensure("orders", 2)
+    before = await client.execute_command("HGETALL", keys.topic("orders"))
+    grown = await topics.resize("orders", 4)
+    await client.pipelined([("DEL", keys.topic("orders")), ("HSET", keys.topic("orders"), *before)])
+    found = await topics.find("orders")
+    assert found is not None
+    assert found.partitions == 2
+    assert cached_topic(topics, "orders") is None
+    assert (await lookup_topic(topics, "orders")).layout == grown.layout
+    assert (await Topics(client, keys, topics._settings).existing("orders")).layout == grown.layout
+
+
 @pytest.mark.parametrize("is_sync", [False, True])
 async def test_whoever_publishes_first_makes_it_as_its_handler_says(
     settings: Settings, client: Client, keys: Keys, is_sync: bool
