@@ -31,7 +31,7 @@ from rsmq.producer.send_queue import SendQueue
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.streams import NOTHING, as_dict, is_missing, newest_id, trim
-from rsmq.redis.topics import Topics, doubt_layouts, recall_topic, topic_after
+from rsmq.redis.topics import Topic, Topics, doubt_layouts, recall_topic, topic_after
 
 log = logging.getLogger("rsmq.publish")
 
@@ -178,7 +178,10 @@ class Sender:
         reached = next(replies, 0)
         if isinstance(reached, Exception):
             raise reached
-        troubles = [await self._settle(batch, reply, reached) for batch, reply in zip(batches, by_batch, strict=True)]
+        read = dict[str, Topic]()
+        troubles = [
+            await self._settle(batch, reply, reached, read) for batch, reply in zip(batches, by_batch, strict=True)
+        ]
         for batch, trouble in zip(batches, troubles, strict=True):
             if isinstance(trouble, SlotMoving | PartitionSealed):
                 moving[batch.stream] = trouble
@@ -188,9 +191,10 @@ class Sender:
         )
 
     async def _settle(
-        self, batch: Batch, replies: list[Any], reached: int
+        self, batch: Batch, replies: list[Any], reached: int, read: dict[str, Topic]
     ) -> BrokerUnavailable | PartitionSealed | None:
-        """Act on the replies to one batch. Messages that remain in it are sent again."""
+        """Act on the replies to one batch. Messages that remain in it are sent again. `read`: topics that were read
+        after these replies."""
         batch.in_doubt = None
         stored, newest, trouble = batch.read(replies)
         if newest:
@@ -204,7 +208,7 @@ class Sender:
         if isinstance(trouble, Full):
             return await self._make_room(batch)
         if isinstance(trouble, PartitionSealed):
-            return await self._follow(batch, trouble)
+            return await self._follow(batch, trouble, read)
         if trouble is not None:
             self._fail(batch, trouble)
         return None
@@ -217,9 +221,18 @@ class Sender:
         else:
             batch.fail(too_few_replicas(reached, self._replicas), stored)
 
-    async def _follow(self, batch: Batch, sealed: PartitionSealed) -> BrokerUnavailable | PartitionSealed | None:
+    async def _follow(
+        self, batch: Batch, sealed: PartitionSealed, read: dict[str, Topic]
+    ) -> BrokerUnavailable | PartitionSealed | None:
         """The topic was resized: what is left of a batch goes to the partitions that follow. PartitionSealed: on a
-        cluster it waits until all partitions of the topic are sealed."""
+        cluster it waits until all partitions of the topic are sealed. What was read for one batch tells so of all."""
+        topic = read.get(batch.topic.name)
+        if (
+            topic is not None
+            and topic.created_ms == batch.topic.created_ms
+            and topic.layout.is_being_sealed(batch.partition)
+        ):
+            return being_sealed(topic)
         try:
             topic = await topic_after(self._topics, batch.topic, batch.partition)
         except BrokerUnavailable as error:
@@ -228,10 +241,8 @@ class Sender:
             self._fail(batch, error)
             return None
         if topic is not None and topic.layout.is_being_sealed(batch.partition):
-            return PartitionSealed(
-                f"topic {topic.name!r} is being resized, and not all of its partitions are sealed yet: a worker goes "
-                f"on, or `rsmq topic resize {topic.name} {topic.layout.all_following[0].count}`. Nothing was stored"
-            )
+            read[topic.name] = topic
+            return being_sealed(topic)
         if topic is None or not topic.layout.is_sealed(batch.partition):
             self._fail(batch, sealed)
         else:
@@ -319,6 +330,14 @@ class Sender:
 def is_gone(error: SlotMoving | PartitionSealed) -> bool:
     """Whether the slot already has a new owner."""
     return isinstance(error, SlotMoved) and not error.is_ask
+
+
+def being_sealed(topic: Topic) -> PartitionSealed:
+    """What a message waits for on a cluster, and what its publisher gets if that does not end."""
+    return PartitionSealed(
+        f"topic {topic.name!r} is being resized, and not all of its partitions are sealed yet: a worker goes "
+        f"on, or `rsmq topic resize {topic.name} {topic.layout.all_following[0].count}`. Nothing was stored"
+    )
 
 
 def not_stored(error: SlotMoving | PartitionSealed) -> BrokerError:
