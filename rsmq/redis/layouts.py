@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from tenacity import AsyncRetrying
 
@@ -26,7 +26,7 @@ from rsmq.redis.scripts import (
     RESIZE_TOPIC,
     SEAL_PARTITION,
 )
-from rsmq.redis.streams import ask_all, group_names, hash_fields, make_groups
+from rsmq.redis.streams import ask_all, group_names_of, hash_fields, make_groups
 from rsmq.redis.wire.slots import SLOTS
 
 GONE: Final = -2
@@ -101,8 +101,7 @@ async def prepare_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str
 
 async def _first_groups(client: Client, keys: Keys, topic: LaidOut) -> list[str]:
     """The groups that are in any partition of the first block."""
-    names = [await group_names(client, keys, topic.name, number) for number in topic.layout.normal.numbers]
-    return sorted({name for some in names for name in some})
+    return sorted(await group_names_of(client, keys, topic.name, topic.layout.normal.numbers))
 
 
 async def seal(client: Client, keys: Keys, topic: LaidOut) -> str:
@@ -123,31 +122,37 @@ async def seal(client: Client, keys: Keys, topic: LaidOut) -> str:
 
 async def make_streams(client: Client, keys: Keys, topic: LaidOut, patience: AsyncRetrying) -> None:
     """Make the streams of the partitions that are to follow others. Those without a group have none yet."""
-
-    async def make_one(number: int) -> str:
-        await SEAL_PARTITION(client, seal_keys(keys, topic.name, topic.layout, number), ("make",))
-        return ""
-
-    await each_slot(topic.layout.to_seal, make_one, patience)
+    await each_slot(topic.layout.to_seal, partial(call_each, client, keys, topic.name, topic.layout, "make"), patience)
 
 
-async def each_slot(numbers: Iterable[int], call: Callable[[int], Awaitable[str]], patience: AsyncRetrying) -> str:
-    """Call it for each partition of a cluster, until one returns a text. Publishers may wait for the last one: so one
-    whose slot is moving keeps up no other, and is called again until it has moved. Raises SlotMoving at the end of the
-    patience."""
+async def call_each(
+    client: Client, keys: Keys, topic: str, layout: Layout, step: str, numbers: Sequence[int]
+) -> list[Any]:
+    """The replies to a step of each partition, asked together: publishers may wait for the last one."""
+    return await SEAL_PARTITION.for_each(
+        client, [seal_keys(keys, topic, layout, number) for number in numbers], (step,)
+    )
+
+
+async def each_slot(
+    numbers: Iterable[int], call: Callable[[Sequence[int]], Awaitable[list[Any]]], patience: AsyncRetrying
+) -> str:
+    """Call it for these partitions of a cluster; those whose slot is moving keep up no other, and are called again
+    until it has moved. Returns what has to be made first, if anything. Raises SlotMoving at the end of the patience."""
     left = list(numbers)
     async for attempt in patience:
         with attempt:
-            moving: SlotMoving | None = None
-            for number in list(left):
-                try:
-                    if said := await call(number):
-                        return said
-                    left.remove(number)
-                except SlotMoving as error:
-                    moving = error
-            if moving is not None:
-                raise moving
+            replies = await call(left)
+            left = [number for number, reply in zip(left, replies, strict=True) if isinstance(reply, SlotMoving)]
+            moving = [reply for reply in replies if isinstance(reply, SlotMoving)]
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    if not isinstance(reply, SlotMoving):
+                        raise reply
+                elif reply[0] != OK:
+                    return f"{'group' if reply[0] == b'GROUPS' else 'stream'} {text(reply[1])} is made again"
+            if moving:
+                raise moving[0]
     return ""
 
 
@@ -169,11 +174,8 @@ async def seal_by_slot(client: Client, keys: Keys, topic: LaidOut, patience: Asy
             return "another process, which has changed the layout"
         layout = layout.opening()
 
-    async def seal_one(number: int) -> str:
-        word, *rest = await SEAL_PARTITION(client, seal_keys(keys, topic.name, layout, number), ("seal",))
-        return "" if word == OK else f"{'group' if word == b'GROUPS' else 'stream'} {text(rest[0])} is made again"
-
-    if waits_for := await each_slot(layout.to_seal, seal_one, patience):
+    call = partial(call_each, client, keys, topic.name, layout, "seal")
+    if waits_for := await each_slot(layout.to_seal, call, patience):
         return waits_for
     async for attempt in patience:
         with attempt:
@@ -213,7 +215,11 @@ async def are_finished(
     server has lost is set again. `is_read`: what was delivered need not be settled."""
     names, wanted = [keys.stream(topic, number) for number in sealed], ("read",) if is_read else ()
     if client.is_cluster:
-        return not any([await ARE_FINISHED(client, (name,), (group, "", *wanted)) for name in names])
+        replies = await ARE_FINISHED.for_each(client, [(name,) for name in names], (group, "", *wanted))
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return not any(replies)
     return not await ARE_FINISHED(client, (*names, keys.topic(topic)), (group, RESIZED, *wanted))
 
 

@@ -22,11 +22,20 @@ class Commander(Protocol):
     async def execute_command(self, *args: Any) -> Any: ...
 
 
+class Pipeliner(Protocol):
+    """Any asyncio client that can send commands together."""
+
+    async def pipelined(self, commands: Sequence[Sequence[Any]]) -> list[Any]: ...
+
+
 class SyncCommander(Protocol):
     """Any blocking client that can send a command."""
 
     def execute_command(self, *args: Any) -> Any: ...
 
+
+TOGETHER: Final = 100
+"""Calls that are sent in one write: all of them share its timeout."""
 
 SCRIPTS: Final[dict[str, Script]] = {}
 """Every script by the hash under which the server caches it."""
@@ -79,6 +88,21 @@ class Script:
             return await client.execute_command(*self.command(keys, args))
         except NoScriptError:
             return await client.execute_command(*self.full_command(keys, args))
+
+    async def for_each(
+        self, client: Pipeliner, calls: Sequence[Sequence[str | bytes]], args: Sequence[Value] = ()
+    ) -> list[Any]:
+        """Run it with each of these keys, sent together. An error in a reply is returned in its place."""
+        found = list[Any]()
+        for begin in range(0, len(calls), TOGETHER):
+            some = calls[begin : begin + TOGETHER]
+            replies = await client.pipelined([self.command(keys, args) for keys in some])
+            unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+            again = await client.pipelined([self.full_command(some[at], args) for at in unknown])
+            for at, reply in zip(unknown, again, strict=True):
+                replies[at] = reply
+            found += replies
+        return found
 
     def run(
         self, client: SyncCommander, keys: Sequence[str | bytes], args: Sequence[Value] = (), *, read_only: bool = False

@@ -158,6 +158,12 @@ async def group_names(client: Client, keys: Keys, topic: str, partition: int) ->
     return [row["name"].decode(errors="replace") for row in await groups_of(client, keys.stream(topic, partition))]
 
 
+async def group_names_of(client: Client, keys: Keys, topic: str, partitions: Iterable[int]) -> set[str]:
+    """The groups that are in any of these partitions, asked together."""
+    replies = await ask_all(client, [("XINFO", "GROUPS", keys.stream(topic, number)) for number in partitions])
+    return {as_dict(row)["name"].decode(errors="replace") for rows in replies for row in rows or ()}
+
+
 async def require_group(client: Client, keys: Keys, topic: str, group: str) -> None:
     """Raise ConfigError for a group that never joined the topic: with a mistyped name a reset would make a new one,
     which holds back retention, and a pause would stop nothing."""

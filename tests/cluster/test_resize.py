@@ -14,6 +14,7 @@ import pytest
 
 from rsmq import Broker, ConfigError
 from rsmq.errors import BrokerUnavailable, PartitionSealed, SlotMoving
+from rsmq.producer import sender
 from rsmq.redis import layouts
 from rsmq.redis.topics import set_lost_seals
 from rsmq.redis.wire.slots import slot_of
@@ -82,26 +83,28 @@ async def test_a_resize_that_dies_while_partitions_are_sealed_is_finished(
     """It is not given up any more. A publisher waits meanwhile, or gets an error that says what to do; a worker, or
     the command again, goes on."""
     broker, impatient = make_broker(partitions=2), make_broker(unavailable_timeout="200ms")
-    seen, calls = list[int](), list[Any]()
+    seen, steps = list[int](), list[str]()
 
     @broker.handler("orders", group="g", concurrency=16)
     async def handle(number: int) -> None:
         seen.append(number)
 
-    async def fails(client: Any, keys: Any, args: Any) -> Any:
-        calls.append(keys)
-        if len(calls) > 3:  # both are prepared, and one of them is sealed
-            raise BrokerUnavailable("the process is killed")
-        return await seal(client, keys, args)
+    async def dies(client: Any, calls: Any, args: Any) -> Any:
+        steps.append(args[0])
+        if args[0] == "make":
+            return await for_each(client, calls, args)
+        await for_each(client, calls[:1], args)
+        raise BrokerUnavailable("the process is killed")
 
-    seal = layouts.SEAL_PARTITION
+    for_each = layouts.SEAL_PARTITION.for_each
     async with broker, impatient:
         for number in range(10):
             await broker.publish("orders", number, key=f"k{number}")
-        monkeypatch.setattr(layouts, "SEAL_PARTITION", fails)
+        monkeypatch.setattr(layouts.SEAL_PARTITION, "for_each", dies)
         with pytest.raises(BrokerUnavailable, match="killed"):
             await broker.topics.resize("orders", 4)
         monkeypatch.undo()
+        assert steps == ["make", "seal"]
         layout = (await broker.topics.existing("orders")).layout
         assert (layout.is_opening, layout.is_resized) == (True, False)
         assert not await broker.topics.abort_resize("orders")
@@ -119,24 +122,106 @@ async def test_a_resize_that_dies_while_partitions_are_sealed_is_finished(
     assert (await layout_of(make_broker())).is_resized
 
 
+async def test_a_worker_goes_on_with_a_resize_of_many_partitions_in_as_many_writes_as_with_few(
+    make_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishers wait for it: each partition that is asked for on its own is one more wait for the server."""
+    writes, for_each = list[int](), layouts.SEAL_PARTITION.for_each
+
+    async def dies(client: Any, calls: Any, args: Any) -> Any:
+        if args[0] == "make":
+            return await for_each(client, calls, args)
+        raise BrokerUnavailable("the process is killed")
+
+    for count in (2, 32):
+        broker, asked = make_broker(partitions=count), list[Any]()
+        async with broker:
+            await broker.topics.ensure(f"orders{count}")
+            broker.handler(f"orders{count}", group="g")(is_called)
+            async with broker.running():
+                pass
+            with monkeypatch.context() as patch:
+                patch.setattr(layouts.SEAL_PARTITION, "for_each", dies)
+                with pytest.raises(BrokerUnavailable, match="killed"):
+                    await broker.topics.resize(f"orders{count}", 2 * count)
+            with monkeypatch.context() as patch:
+                for name in ("execute_command", "pipelined"):
+                    patch.setattr(broker.client, name, counted(getattr(broker.client, name), asked))
+                assert not await broker.topics.go_on_with_resize(f"orders{count}")
+        writes.append(len(asked))
+    assert writes[0] == writes[1]
+
+
+def counted(call: Any, asked: list[Any]) -> Any:
+    """The same, noted."""
+
+    async def ask(*args: Any, **options: Any) -> Any:
+        asked.append(args)
+        return await call(*args, **options)
+
+    return ask
+
+
+async def test_a_publisher_reads_a_topic_that_is_being_sealed_once_for_all_partitions_of_a_write(
+    make_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And waits: with hundreds of them it would ask for the topic all the time, and keep up the process that seals."""
+    broker, impatient = make_broker(partitions=32), make_broker(unavailable_timeout="200ms")
+    for_each, reads, writes = layouts.SEAL_PARTITION.for_each, list[Any](), list[Any]()
+
+    async def dies(client: Any, calls: Any, args: Any) -> Any:
+        replies = await for_each(client, calls, args)
+        if args[0] == "seal":
+            raise BrokerUnavailable("the process is killed")
+        return replies
+
+    async with broker, impatient:
+        await impatient.publish("orders", 0, key="k0")
+        monkeypatch.setattr(layouts.SEAL_PARTITION, "for_each", dies)
+        with pytest.raises(BrokerUnavailable, match="killed"):
+            await broker.topics.resize("orders", 64)
+        monkeypatch.setattr(sender, "topic_after", counted(sender.topic_after, reads))
+        monkeypatch.setattr(sender.Sender, "_exchange", noted(sender.Sender._exchange, writes))
+        several = [impatient.publish("orders", number, key=f"k{number}") for number in range(200)]
+        replies = await asyncio.gather(*several, return_exceptions=True)
+        assert all(isinstance(reply, PartitionSealed) for reply in replies)
+        assert 0 < len(reads) <= len(writes)
+
+
+def noted(call: Any, writes: list[Any]) -> Any:
+    """A method that writes batches, which are noted."""
+
+    async def exchange(self: Any, batches: Any, moving: Any) -> Any:
+        writes.append(batches)
+        return await call(self, batches, moving)
+
+    return exchange
+
+
 async def test_a_partition_whose_slot_is_moving_keeps_no_other_from_being_sealed(
     make_broker: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publishers wait until all are sealed: so the resize does not end at the first one that cannot be, and does not
     begin again."""
-    broker, calls, seal = make_broker(partitions=4), list[tuple[str, str]](), layouts.SEAL_PARTITION
+    broker, asked = make_broker(partitions=4), list[tuple[str, str]]()
+    for_each = layouts.SEAL_PARTITION.for_each
 
-    async def moves(client: Any, keys: Any, args: Any) -> Any:
-        calls.append((args[0], keys[0]))
-        if keys[0] == broker.keys.stream("orders", 1) and calls.count(calls[-1]) < 3:
-            raise SlotMoving("Multiple keys request during rehashing of slot")
-        return await seal(client, keys, args)
+    async def moves(client: Any, calls: Any, args: Any) -> Any:
+        asked.extend((args[0], keys[0]) for keys in calls)
+        moving = (args[0], broker.keys.stream("orders", 1))
+        replies = await for_each(client, [keys for keys in calls if keys[0] != moving[1]], args)
+        for keys in calls:
+            if keys[0] == moving[1] and asked.count(moving) < 3:
+                replies.insert(calls.index(keys), SlotMoving("Multiple keys request during rehashing of slot"))
+            elif keys[0] == moving[1]:
+                replies[calls.index(keys) : 0] = await for_each(client, [keys], args)
+        return replies
 
     async with broker:
         await broker.topics.ensure("orders")
-        monkeypatch.setattr(layouts, "SEAL_PARTITION", moves)
+        monkeypatch.setattr(layouts.SEAL_PARTITION, "for_each", moves)
         assert (await broker.topics.resize("orders", 8)).partitions == 8
-    order = [int(key.rpartition(".")[2].rstrip("}")) for step, key in calls if step == "seal"]
+    order = [int(key.rpartition(".")[2].rstrip("}")) for step, key in asked if step == "seal"]
     assert order == [0, 1, 2, 3, 1, 1]
 
 

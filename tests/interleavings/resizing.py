@@ -8,16 +8,18 @@ the first message that it has not got; nothing may be lost, and there must be a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import redis
 
+from rsmq.errors import BrokerError
 from rsmq.model.layout import RESIZED, Layout
 from rsmq.redis import layouts, topics
 from rsmq.redis.topics import Topics
+from rsmq.redis.wire.slots import is_script
 from rsmq.testing.server import ThrowawayServer
 from tests.interleavings.bands import (
     FAILED,
@@ -79,9 +81,21 @@ async def go_on(client: Any, process: Process) -> Process:
 
 
 class ClusterClient(SearchedClient):
-    """Partitions are sealed one after the other, each in its slot."""
+    """Partitions are sealed one after the other, each in its slot: of scripts that are sent together each is a step."""
 
     is_cluster = True
+
+    async def pipelined(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """The replies of all nodes."""
+        if not any(map(is_script, commands)):
+            return await super().pipelined(commands)
+        replies = list[Any]()
+        for each in commands:
+            try:
+                replies.append(await self.execute_command(*each))
+            except BrokerError as error:
+                replies.append(error)
+        return replies
 
 
 class ResizeMoves(BandMoves):
