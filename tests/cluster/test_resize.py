@@ -122,7 +122,7 @@ async def test_a_resize_that_dies_while_partitions_are_sealed_is_finished(
     assert (await layout_of(make_broker())).is_resized
 
 
-async def test_a_worker_goes_on_with_a_resize_of_many_partitions_in_as_many_writes_as_with_few(
+async def test_a_worker_seals_many_partitions_in_as_many_writes_as_few(
     make_broker: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publishers wait for it: each partition that is asked for on its own is one more wait for the server."""
@@ -162,7 +162,7 @@ def counted(call: Any, asked: list[Any]) -> Any:
     return ask
 
 
-async def test_a_publisher_reads_a_topic_that_is_being_sealed_once_for_all_partitions_of_a_write(
+async def test_a_publisher_reads_a_topic_that_is_being_sealed_once_a_write(
     make_broker: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And waits: with hundreds of them it would ask for the topic all the time, and keep up the process that seals."""
