@@ -29,9 +29,11 @@ log = logging.getLogger("rsmq.inbox")
 class Receipt:
     """Complete when all its batches have ended. One task waits for it."""
 
-    __slots__ = ("_waiter", "error", "missing")
+    __slots__ = ("_waiter", "error", "missing", "refused")
 
     def __init__(self) -> None:
+        self.refused: tuple[tuple[str, str, bytes], ...] = ()
+        """Letters that came after the MQTT session they were meant for had ended: device, source and letter."""
         self.missing = 0
         self.error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -65,6 +67,8 @@ MOST_DEVICES: Final = 64
 MOST_BYTES: Final = 1 << 20
 MOST_PER_ROUND: Final = 500
 LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
+REFUSED: Final = b"-2"
+"""In the place of how many letters had room: a session had ended before they came."""
 RETRY: Final = 0.1
 """Seconds until it is tried again whether a full inbox has room."""
 GIVEN_UP: Final = 60.0
@@ -157,6 +161,13 @@ class LetterBatch:
         else:
             self.others.append(receipt)
 
+    def refused(self, first: int, end: int) -> None:
+        """The session had ended before these letters came: tell the receipts."""
+        found = tuple((self.queue.device, self.queue.source, each) for each in self.letters[first:end])
+        for receipt in (self.receipt, *(self.others or ())):
+            if receipt is not None:
+                receipt.refused += found
+
     def ended(self, error: Exception | None) -> None:
         """The batch was stored, or failed with an error: tell its receipts."""
         if self.receipt is not None:
@@ -204,7 +215,11 @@ class AddLettersCall(Call):
             return
         batches = self.batches
         if error is None and len(reply) > 5:
-            waiting = {self._full(*each.split(b":")) for each in reply[5:]}
+            notes = [each.split(b":") for each in reply[5:]]
+            for number, first, kind, last in notes:
+                if kind == REFUSED:
+                    batches[int(number) - 1].refused(int(first) - 1, int(last))
+            waiting = {self._full(*each) for each in notes if each[2] != REFUSED}
             batches = [each for each in batches if each not in waiting]
         for batch in batches:
             batch.ended(error)

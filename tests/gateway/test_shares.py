@@ -17,7 +17,7 @@ from rsmq.gateway.protocol.packet import Subscription
 from rsmq.model.clock import ServerClock
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.mqtt_subscription import shard_of
-from rsmq.persistence.inbox_writer import InboxWriter, Receipt
+from rsmq.persistence.inbox_writer import InboxWriter, LetterBatch, Receipt
 from rsmq.persistence.letter import read_mqtt
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.gateway import packets as p
@@ -194,6 +194,23 @@ class KilledWriter(InboxWriter):
         super().put([each for each in devices if each != self.unsent], source, letter, receipt)
 
 
+class SlowWriter(InboxWriter):
+    """What it sends waits until it is released."""
+
+    waiting: list[list[LetterBatch]] | None = None
+
+    def submit(self, batches: list[LetterBatch]) -> None:
+        if self.waiting is None:
+            super().submit(batches)
+        else:
+            self.waiting.append(batches)
+
+    def release(self) -> None:
+        waiting, self.waiting = self.waiting or [], None
+        for each in waiting:
+            self.submit(each)
+
+
 @asynccontextmanager
 async def process(broker: Broker, unsent: str = "") -> AsyncIterator[tuple[MqttRouter, Shares]]:
     """Parts of a gateway that has just begun. `unsent`: the client whose letters it does not send."""
@@ -202,9 +219,27 @@ async def process(broker: Broker, unsent: str = "") -> AsyncIterator[tuple[MqttR
     running = asyncio.create_task(batcher.run())
     writer = KilledWriter(batcher, keys, broker.settings, is_cluster=False)
     writer.unsent = unsent
+    yield parts(broker, batcher, writer)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def parts(broker: Broker, batcher: ScriptBatcher, writer: InboxWriter) -> tuple[MqttRouter, Shares]:
+    """A router and shares that write with these."""
+    client, keys = broker.client, broker.keys
     registry, retained = Registry(client, keys, batcher), Retained(client, keys, batcher, 100)
     router = MqttRouter(registry, writer, retained, KeptChoices(keys, batcher), ServerClock().now_ms)
-    yield router, Shares(client, keys, registry, writer)
+    return router, Shares(client, keys, registry, writer)
+
+
+@asynccontextmanager
+async def slow_process(broker: Broker) -> AsyncIterator[tuple[MqttRouter, Shares, SlowWriter]]:
+    """The same; its letters wait until its writer is told to send them."""
+    batcher = ScriptBatcher(broker.client)
+    running = asyncio.create_task(batcher.run())
+    writer = SlowWriter(batcher, broker.keys, broker.settings, is_cluster=False)
+    writer.waiting = []
+    yield *parts(broker, batcher, writer), writer
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -282,6 +317,62 @@ async def test_what_a_killed_router_has_not_stored_is_stored_when_its_member_has
     async with process(broker) as (again, _):
         assert await again.route(messages) is None
     assert await counts(broker, clients) == [0, 40, 0]
+    await broker.topics.delete(name)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_message_whose_member_leaves_before_its_letter_is_stored_goes_to_another_one(
+    client: Make, broker: Broker, name: str, comes_back: bool
+) -> None:
+    """The router has chosen the member, which nobody can pass on: its letter is on its way when the session ends. A
+    member that has come back is a new one, which does not get older messages."""
+    leaving, staying = [await client(5).connect(f"{name}-{each}") for each in "ab"]
+    for each in (leaving, staying):
+        await each.subscribe((f"$share/g/{name}", 1))
+    messages = await page(broker, name, 40)
+    async with slow_process(broker) as (router, _, writer):
+        routing = asyncio.create_task(router.route(messages))
+        while not router.letters:
+            await asyncio.sleep(0.01)
+        await leaving.disconnect()
+        while await broker.client.execute_command("EXISTS", broker.keys.session(f"{name}-a")):
+            await asyncio.sleep(0.01)
+        if comes_back:
+            again = await client(5).connect(f"{name}-a")
+            await again.subscribe((f"$share/g/{name}", 1))
+        writer.release()
+        assert await routing is None
+    got = [(await staying.message()).payload for _ in range(40)]
+    assert sorted(map(int, got)) == list(range(40))
+    assert await drain(staying) == []
+    await broker.topics.delete(name)
+
+
+async def test_what_is_passed_on_to_a_member_that_leaves_goes_to_another_one(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """The letters are on their way to two members when the session of one of them ends."""
+    leaving, *clients = [f"{name}-{each}" for each in "abc"]
+    gone, first, second = [await client(5).connect(each, **KEPT) for each in (leaving, *clients)]
+    await gone.subscribe((f"$share/g/{name}", 1))
+    messages = await page(broker, name, 40)
+    async with process(broker) as (one, _):
+        assert await one.route(messages) is None
+    for each in (first, second):
+        await each.subscribe((f"$share/g/{name}", 1))
+    await leave_share(gone, name)
+    async with slow_process(broker) as (_, shares, writer):
+        passing = asyncio.create_task(shares.pass_on(leaving))
+        while not writer.waiting:
+            await asyncio.sleep(0.01)
+        first.send(p.packet(0xE0, b"\0", p.props(5, b"\x11\0\0\0\0")))  # its session ends with it
+        while await broker.client.execute_command("EXISTS", broker.keys.session(clients[0])):
+            await asyncio.sleep(0.01)
+        writer.release()
+        await passing
+    got = [(await second.message()).payload for _ in range(40)]
+    assert sorted(map(int, got)) == list(range(40))
+    assert await drain(second) == []
     await broker.topics.delete(name)
 
 

@@ -211,7 +211,8 @@ class ClientConnection(ClientLink):
         else:
             found = await context.fleet.registry.claim(*own)
         await context.fleet.sessions.noted(noted)
-        if removed == SHARED:
+        # without subscriptions and with letters: the gateway that ends the last session has not passed them on yet
+        if removed == SHARED or (removed == NONE and clean and self._reader.leftover):
             await context.fleet.shares.pass_on(self.client_id)
         try:
             will = b"" if request.will is None else pack(request.will, self.user, context.fleet.inboxes.encoding)

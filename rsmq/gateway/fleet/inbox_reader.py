@@ -44,7 +44,7 @@ class InboxReader:
     __slots__ = (
         "_acks", "_acks_of_all", "_channel", "_cursor", "_delivered", "_history", "_inboxes", "_is_ended", "_is_paging",
         "_is_rewinding", "_is_started", "_keys", "_named", "_on_end", "_on_letters", "_on_received", "_page_bytes",
-        "_receipts", "_received_key", "_rewinds", "before", "client", "epoch", "life_ms",
+        "_receipts", "_received_key", "_rewinds", "before", "client", "epoch", "leftover", "life_ms",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,8 @@ class InboxReader:
         """The letter that the acks in flight name: it was taken from a ring."""
         self._acks = AckQueue(self, scripts.ACK_LETTERS)
         self._acks_of_all = acks
+        self.leftover = 0
+        """Letters of an earlier session that were there when this connection began."""
         self._receipts = AckQueue(self, scripts.RECEIVE_LETTERS)
 
     @property
@@ -115,7 +117,7 @@ class InboxReader:
         reply = await inboxes.batcher.submit(scripts.OPEN_SESSION, (*self._keys, self._channel), args)
         if reply[0] != scripts.OK:
             raise self.refused(reply[0])
-        self.epoch = reply[1].decode()
+        self.epoch, self.leftover = reply[1].decode(), int(reply[5])
         self._cursor.open(int(reply[3]), reply[4])
         self.before = "" if clean or not reply[6:] else (reply[6] or b"").decode()
         return clean or reply[2] == EXPIRED

@@ -55,6 +55,10 @@ class RoutePlan(NamedTuple):
 
 New = frozenset[tuple[str, str]]
 """Subscriptions, by client and filter."""
+Placed = dict[tuple[str, str, bytes], tuple[Message, RoutePlan, Choice]]
+"""What the letters of shares are about, by member, source and letter."""
+Refusals = dict[tuple[Origin, bytes], set[tuple[str, str]]]
+"""By message, the shares and members whose sessions have refused it."""
 NOWHERE: Final = RoutePlan(Published("", b"", 0, False, "", None, b""), b"", [], [], None)
 
 
@@ -158,9 +162,7 @@ class MqttRouter:
             self._pass(partition, sortable(message.entry_id), some_new)
         self._parsed.clear()
         try:
-            if shared:
-                await self._share_all(shared, stored)
-            await stored.complete()
+            await self._complete(shared, stored)
         except BrokerUnavailable as error:
             return [error] * len(messages)
         except Exception:  # of the letters of some messages: once more, to find out which
@@ -233,12 +235,31 @@ class MqttRouter:
             await self._registry.look(self._topic_names([message], [raw]))
             self._renew_plans()
             self._deliver(message, raw, source_of(origin), stored, shared, partition_name(origin))
-            if shared:
-                await self._share_all(shared, stored)
-            await stored.complete()
+            await self._complete(shared, stored)
         except Exception as error:
             return error
         return None
+
+    async def _complete(self, shared: Sequence[tuple[Message, RoutePlan]], stored: Receipt) -> None:
+        """Queue the letters of shared subscriptions, and wait until all are stored. Raises BrokerError.
+
+        A member may leave between its choice and its letter: then nobody passes that letter on, and its session refuses
+        it. So another member is chosen.
+        """
+        if not shared:
+            await stored.complete()
+            return
+        refusals: Refusals = {}
+        placed = await self._share_all(shared, stored, refusals)
+        await stored.complete()
+        while again := [placed[each] for each in stored.refused if each in placed]:
+            for message, _, choice in again:
+                refusals.setdefault((message.origin, message.entry_id), set()).add((choice.share, choice.member))
+            await self._registry.catch_up()
+            stored = Receipt()
+            runs = {(message.origin, message.entry_id): (message, plan) for message, plan, _ in again}
+            placed = await self._share_all(list(runs.values()), stored, refusals)
+            await stored.complete()
 
     def _deliver(
         self, message: Message, raw_headers: bytes | None, source: str, stored: Receipt,
@@ -265,25 +286,45 @@ class MqttRouter:
             writer.put(clients, source, pack_letter(position, milliseconds, plan.ttl_ms, front + data), stored)
             self.letters += len(clients)
 
-    async def _share_all(self, shared: Sequence[tuple[Message, RoutePlan]], stored: Receipt) -> None:
-        """Queue the letters of shared subscriptions, when it is kept which members get them. Raises BrokerError."""
-        by_origin = ((origin, list(run)) for origin, run in groupby(shared, lambda each: each[0].origin))
-        await asyncio.gather(*(self._share(origin, run, stored) for origin, run in by_origin))
+    async def _share_all(
+        self, shared: Sequence[tuple[Message, RoutePlan]], stored: Receipt, refusals: Refusals
+    ) -> Placed:
+        """Queue the letters of shared subscriptions, when it is kept which members get them. Raises BrokerError.
 
-    async def _share(self, origin: Origin, run: Sequence[tuple[Message, RoutePlan]], stored: Receipt) -> None:
+        `refusals`: of a message that has some, only these shares get it, and none of these members.
+        """
+        by_origin = ((origin, list(run)) for origin, run in groupby(shared, lambda each: each[0].origin))
+        placed: Placed = {}
+        await asyncio.gather(*(self._share(origin, run, stored, refusals, placed) for origin, run in by_origin))
+        return placed
+
+    async def _share(
+        self, origin: Origin, run: Sequence[tuple[Message, RoutePlan]], stored: Receipt, refusals: Refusals,
+        placed: Placed,
+    ) -> None:  # fmt: skip
         """The same, of one partition."""
         registry, source = self._registry, source_of(origin)
 
         def decide(kept: Sequence[Choice], message: Message, plan: RoutePlan) -> Sequence[Choice]:
-            return choices_of(kept, plan.shares, stamp_of(message)[1].decode(), registry.shares, registry.offline)
+            shares, members = plan.shares, registry.shares
+            if refused := refusals.get((origin, message.entry_id)):
+                shares = list({share for share, _ in refused})
+                members = {
+                    share: {each: its for each, its in members.get(share, {}).items() if (share, each) not in refused}
+                    for share in shares
+                }
+            return choices_of(kept, shares, stamp_of(message)[1].decode(), members, registry.offline)
 
         wanted: dict[bytes, Decide] = {each.entry_id: partial(decide, message=each, plan=plan) for each, plan in run}
         kept = await self._choices.keep(origin.topic, origin.partition, GROUP, wanted)
         for (message, plan), choices in zip(run, kept, strict=True):
-            self._put_shared(message, plan, [each for each in choices if each.share in plan.shares], source, stored)
+            refused = refusals.get((origin, message.entry_id), ())
+            shares = {share for share, _ in refused} or plan.shares
+            found = [each for each in choices if each.share in shares and (each.share, each.member) not in refused]
+            self._put_shared(message, plan, found, source, stored, placed)
 
     def _put_shared(
-        self, message: Message, plan: RoutePlan, choices: Iterable[Choice], source: str, stored: Receipt
+        self, message: Message, plan: RoutePlan, choices: Iterable[Choice], source: str, stored: Receipt, placed: Placed
     ) -> None:
         """Queue the letters of one message for the members that were chosen."""
         milliseconds, position = stamp_of(message)
@@ -298,8 +339,9 @@ class MqttRouter:
             # a client may get the message by a subscription of its own, too: each has its own positions
             front = front_of(plan.published, copy, choice.share)
             envelope = (encoded_front(front, about) if about else front) + data
-            letter = pack_letter(position, milliseconds, plan.ttl_ms, envelope)
-            self._writer.put((choice.member,), choice.source(source), letter, stored)
+            letter, own = pack_letter(position, milliseconds, plan.ttl_ms, envelope), choice.source(source)
+            self._writer.put((choice.member,), own, letter, stored)
+            placed[choice.member, own, letter] = message, plan, choice
             self.letters += 1
 
     def _renew_plans(self) -> None:

@@ -151,6 +151,10 @@ class KeptChoices:
         return f"<KeptChoices {self._keys.prefix}>"
 
 
+Placed = dict[tuple[str, str, bytes], tuple[int, bytes]]
+"""By member, source and letter: the letter of the member that has left which went there."""
+
+
 class Shares:
     """Hands the messages of a member whose session has ended to the others."""
 
@@ -170,7 +174,7 @@ class Shares:
         await self._registry.catch_up()
         sent = whole(await self._client.execute_command("HGET", session, "sent")) or 0
         after, number, limit = b"-inf", 0, self._client.page_limit
-        sources = dict[str, str]()
+        sources = dict[tuple[str, frozenset[str]], str]()
         while True:
             command = ("ZRANGEBYSCORE", inbox, after, "+inf", "LIMIT", 0, limit.of(PAGE))
             refs = await self._client.execute_command(*command)
@@ -187,22 +191,37 @@ class Shares:
                 raise
             receipt = Receipt()
             sources.clear()  # of this page: the members may be others at the next one
-            for seq, envelope in zip(seqs, found, strict=True):
-                if envelope:
-                    number += self._pass_on(client, seq, envelope, receipt, sources, was_sent=seq <= sent)
-            await receipt.complete()
+            left = [(seq, envelope) for seq, envelope in zip(seqs, found, strict=True) if envelope]
+            placed: Placed = {}
+            refusals = dict[int, frozenset[str]]()
+            while left:
+                for seq, envelope in left:
+                    gone = refusals.get(seq, frozenset())
+                    put = self._pass_on(client, seq, envelope, receipt, sources, placed, gone, was_sent=seq <= sent)
+                    number += put and not gone
+                await receipt.complete()
+                refused = [(each[0], *placed[each]) for each in receipt.refused if each in placed]
+                for member, seq, _ in refused:  # it has left since it was chosen
+                    refusals[seq] = refusals.get(seq, frozenset()) | {member}
+                left, receipt, placed = sorted((seq, envelope) for _, seq, envelope in refused), Receipt(), {}
+                if left:
+                    await self._registry.catch_up()
+                    sources.clear()
             after = b"(" + refs[-1]
         if number:
             log.info("client %s has left its shares: %d messages go to other members", name_in_log(client), number)
 
     def _pass_on(
-        self, client: str, seq: int, envelope: bytes, receipt: Receipt, sources: dict[str, str], *, was_sent: bool
-    ) -> bool:
+        self, client: str, seq: int, envelope: bytes, receipt: Receipt, sources: dict[tuple[str, frozenset[str]], str],
+        placed: Placed, gone: frozenset[str], *, was_sent: bool,
+    ) -> bool:  # fmt: skip
         try:
             letter = read_mqtt(envelope)
         except Malformed:
             return False
         members = self._registry.shares.get(letter.share, {})
+        if gone:
+            members = {each: its for each, its in members.items() if each not in gone}
         if not members or (letter.flags & 3 == 2 and was_sent):
             return False
         position = f"{client}/{seq}"
@@ -217,13 +236,14 @@ class Shares:
             return False
         # a source of its own for each choice of members: what is repeated for the same ones is skipped, and a later
         # letter that one of them has got before hides none that is meant for it now
-        if letter.share not in sources:
+        if (letter.share, gone) not in sources:
             among = "\0".join(sorted(candidates(members, self._registry.offline)))
             name = hashlib.blake2b(client.encode(), digest_size=6).hexdigest()
-            sources[letter.share] = f"source:&{name}/{zlib.crc32(among.encode()):08x}"
-        source = sources[letter.share]
+            sources[letter.share, gone] = f"source:&{name}/{zlib.crc32(among.encode()):08x}"
+        source = sources[letter.share, gone]
         packed = pack_letter(b"%016d%016d" % (published, seq), published, left, sealed)
         self._writer.put((chosen,), source, packed, receipt)
+        placed[chosen, source, packed] = seq, envelope
         return True
 
     def __repr__(self) -> str:

@@ -13,7 +13,8 @@
 --          letters that were published before the clean start but arrive after it. The epoch also grows when the
 --          session had expired, so that a connection of an earlier session stays shut out. If only the session was
 --          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
---          if nothing has removed it yet: then this start is clean.
+--          if nothing has removed it yet: then this start is clean. From a clean start until its
+--          session begins, an MQTT client has none, so that a letter meanwhile is refused: nobody would pass it on.
 --          A letter that went along with a ring may have been sent, so it counts as that.
 --          What is no number in the hash is of another client, and is as missing.
 -- USES     whole, whole_or, forget_marks, may_write, seq_of_push
@@ -53,6 +54,7 @@ if ARGV[2] == '1' or present == 2 then
   for _, each in ipairs({ 'floor', floor, 'since_ms', text, 'held', '' }) do
     changes[#changes + 1] = each
   end
+  if ARGV[7] == '1' then redis.call('HDEL', KEYS[2], 'mqtt') end
 end
 local leftover = redis.call('ZCOUNT', KEYS[1], '-inf', floor)
 if not state[5] then forget_marks(KEYS[2], now - ARGV[6]) end
