@@ -234,7 +234,7 @@ def parts(broker: Broker, batcher: ScriptBatcher, writer: InboxWriter) -> tuple[
 
 @asynccontextmanager
 async def slow_process(broker: Broker) -> AsyncIterator[tuple[MqttRouter, Shares, SlowWriter]]:
-    """The same; its letters wait until its writer is told to send them."""
+    """The same; its letters wait until its writer is released."""
     batcher = ScriptBatcher(broker.client)
     running = asyncio.create_task(batcher.run())
     writer = SlowWriter(batcher, broker.keys, broker.settings, is_cluster=False)
@@ -324,7 +324,7 @@ async def test_what_a_killed_router_has_not_stored_is_stored_when_its_member_has
 async def test_a_message_whose_member_leaves_before_its_letter_is_stored_goes_to_another_one(
     client: Make, broker: Broker, name: str, comes_back: bool
 ) -> None:
-    """The router has chosen the member, which nobody can pass on: its letter is on its way when the session ends. A
+    """The router has chosen the member, and no gateway passes it on: its letter is on its way when the session ends. A
     member that has come back is a new one, which does not get older messages."""
     leaving, staying = [await client(5).connect(f"{name}-{each}") for each in "ab"]
     for each in (leaving, staying):

@@ -243,7 +243,7 @@ class MqttRouter:
     async def _complete(self, shared: Sequence[tuple[Message, RoutePlan]], stored: Receipt) -> None:
         """Queue the letters of shared subscriptions, and wait until all are stored. Raises BrokerError.
 
-        A member may leave between its choice and its letter: then nobody passes that letter on, and its session refuses
+        A member may leave between its choice and its letter: no gateway passes that letter on, and its session refuses
         it. So another member is chosen.
         """
         if not shared:

@@ -14,7 +14,7 @@
 --          session had expired, so that a connection of an earlier session stays shut out. If only the session was
 --          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
 --          if nothing has removed it yet: then this start is clean. From a clean start until its
---          session begins, an MQTT client has none, so that a letter meanwhile is refused: nobody would pass it on.
+--          session begins, an MQTT client has none, so that a letter meanwhile is refused: no gateway would pass it on.
 --          A letter that went along with a ring may have been sent, so it counts as that.
 --          What is no number in the hash is of another client, and is as missing.
 -- USES     whole, whole_or, forget_marks, may_write, seq_of_push
