@@ -45,7 +45,7 @@ local function add(inbox, session, expiry, source, from, to, number)
       if letters[i + 2] ~= '' then stamp, ends, is_over = end_letter(stamp, letters[i + 2], now, latest) end
       if is_late or is_over then
         count_in(total, session, is_late and 'late' or 'expired', 1)
-        if is_late then refused = { refused and refused[1] or i, i } end
+        if is_late and is_mqtt then refused = { refused and refused[1] or i, i } end
       else
         repeat seq = seq + 1 until not taken or not taken[seq % 65535]
         last, letter = format('%d', seq), stamp .. letters[i + 3]
