@@ -61,7 +61,7 @@ class Failover:
             return int(group["entries-read"] or 0) - int(group["pending"])
 
     async def take_over(self) -> None:
-        """The other server answers, and the first one nobody any more."""
+        """The other server answers from now on, and all connections to the first one end."""
         self.proxy.move(self.replica.port)
         self._is_slow = True
         with self.master.client() as client:

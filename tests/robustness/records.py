@@ -58,7 +58,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """The fields of each hash."""
 HASHES: Final = frozenset(FIELDS)
-SETS: Final = frozenset({"topics", "members"})
+SETS: Final = frozenset({"topics", "members", "former"})
 ZSETS: Final = frozenset(
     {
         "schedules",
@@ -113,7 +113,7 @@ def of(keys: Keys, kind: str) -> str:
     """One key of a kind."""
     found = getattr(keys, kind)
     arguments: dict[str, tuple[Any, ...]] = {
-        "topic": AT[:1], "dedup": (*AT[:2], "m"),
+        "topic": AT[:1], "former": AT[:1], "dedup": (*AT[:2], "m"),
         "rate": ("orders", "billing", "acme"), "permits": ("orders", "billing"),
         "holders": ("orders", "billing"), "leader": ("outbox.db",),
         "members": ("orders", "billing"), "alive": ("orders", "billing", "other"),

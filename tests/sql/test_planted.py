@@ -25,7 +25,7 @@ begin select raise(abort, 'tight'); end
 
 
 def tight(connection: Connection) -> None:
-    """From now on no row is taken: as a constraint that somebody has added."""
+    """From now on no row is taken: as with a constraint that was added."""
     connection.execute(text(TRIGGER if connection.dialect.name == "sqlite" else TIGHT))
 
 
