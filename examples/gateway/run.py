@@ -58,9 +58,11 @@ async def perform(names: list[str], letters: int, folder: Path, url: str | None)
                 for number, name in enumerate(names):
                     tasks.start_soon(phones.run, name, number % GATEWAYS)
                 await until(lambda: len(phones.connections), len(names))
-                tasks.start_soon(send, broker, names, letters)
-                await until(lambda: len(phones.received), len(names) * letters // 2)
+                half = letters // 2
+                await send(broker, names, range(half))
+                await until(lambda: len(phones.received), len(names) * half)
                 processes[0].kill()
+                tasks.start_soon(send, broker, names, range(half, letters))
                 await until(lambda: len(phones.received), len(names) * letters)
                 tasks.cancel_scope.cancel()
         left = 0  # the other gateway has ended: the last acknowledgements are with the server
@@ -71,9 +73,9 @@ async def perform(names: list[str], letters: int, folder: Path, url: str | None)
     return judge(names, letters, phones.receipts, left), again
 
 
-async def send(broker: Broker, names: list[str], letters: int) -> None:
-    """The letters 0, 1, 2 ... to each phone."""
-    for number in range(letters):
+async def send(broker: Broker, names: list[str], numbers: range) -> None:
+    """Letters with these numbers to each phone."""
+    for number in numbers:
         await broker.send_many([(name, {"number": number}) for name in names], topic="news")
 
 
