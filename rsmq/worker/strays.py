@@ -35,7 +35,7 @@ class StrayMover:
     A topic that was deleted, or lost with FLUSHALL, can be made again with fewer partitions, or others. Publishers go
     on with the description that they know, for ten seconds, and clients in other languages for as long as they like.
     The member that reads partition 0 looks for such partitions: all that a topic can begin with, and the higher ones
-    that a deleted one had after a resize. One that somebody reads (its lease is held) is left alone.
+    that a deleted one had after a resize. One that a worker reads (its lease is held) is left alone.
 
     A message is moved once while nothing fails: a mark in the target's slot says how far a stray stream was moved, as
     for a relay. Order: messages of a key keep theirs among the strays; those that came the right way may be before

@@ -131,7 +131,7 @@ def pid() -> int:
 
 
 def is_there(number: int) -> bool:
-    """Whether there is a process with this number, also one that nobody has waited for."""
+    """Whether there is a process with this number, also one whose parent has not waited for it."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:

@@ -29,6 +29,19 @@ Make = Callable[..., RawClient]
 KEPT = {"clean": False, "raw_props": b"\x11\0\0\0\x3c"}
 
 
+async def has_ended(broker: Broker, client_id: str) -> None:
+    """Wait until the session of a client has ended."""
+    while await broker.client.execute_command("EXISTS", broker.keys.session(client_id)):
+        await asyncio.sleep(0.01)
+
+
+async def gets_all(client: RawClient, count: int) -> None:
+    """A client gets each of so many messages once, and nothing more."""
+    got = [(await client.message()).payload for _ in range(count)]
+    assert sorted(map(int, got)) == list(range(count))
+    assert await drain(client) == []
+
+
 async def drain(client: RawClient) -> list[bytes]:
     """What has come up to now. Messages of QoS 1 are acknowledged, those of QoS 2 finished."""
     client.send(p.PING)
@@ -335,16 +348,13 @@ async def test_a_message_whose_member_leaves_before_its_letter_is_stored_goes_to
         while not router.letters:
             await asyncio.sleep(0.01)
         await leaving.disconnect()
-        while await broker.client.execute_command("EXISTS", broker.keys.session(f"{name}-a")):
-            await asyncio.sleep(0.01)
+        await has_ended(broker, f"{name}-a")
         if comes_back:
             again = await client(5).connect(f"{name}-a")
             await again.subscribe((f"$share/g/{name}", 1))
         writer.release()
         assert await routing is None
-    got = [(await staying.message()).payload for _ in range(40)]
-    assert sorted(map(int, got)) == list(range(40))
-    assert await drain(staying) == []
+    await gets_all(staying, 40)
     await broker.topics.delete(name)
 
 
@@ -366,13 +376,10 @@ async def test_what_is_passed_on_to_a_member_that_leaves_goes_to_another_one(
         while not writer.waiting:
             await asyncio.sleep(0.01)
         first.send(p.packet(0xE0, b"\0", p.props(5, b"\x11\0\0\0\0")))  # its session ends with it
-        while await broker.client.execute_command("EXISTS", broker.keys.session(clients[0])):
-            await asyncio.sleep(0.01)
+        await has_ended(broker, clients[0])
         writer.release()
         await passing
-    got = [(await second.message()).payload for _ in range(40)]
-    assert sorted(map(int, got)) == list(range(40))
-    assert await drain(second) == []
+    await gets_all(second, 40)
     await broker.topics.delete(name)
 
 

@@ -219,8 +219,8 @@ async def test_what_the_server_has_lost_is_made_as_it_was(topics: Topics, client
 async def test_a_look_at_a_topic_does_not_forget_what_the_server_has_lost(
     topics: Topics, client: Client, keys: Keys
 ) -> None:
-    """A failover has lost that the topic has grown. Who only looks is told what is there; who publishes next writes it
-    again, and stores nothing in a partition that was sealed."""
+    """A failover has lost that the topic has grown. `find` returns what is there; the next publisher writes the
+    layout again, and stores nothing in a partition that was sealed."""
     await topics.ensure("orders", 2)
     before = await client.execute_command("HGETALL", keys.topic("orders"))
     grown = await topics.resize("orders", 4)

@@ -101,7 +101,7 @@ class HandlerProcess:
         self._rests_since = awake()
 
     async def end(self) -> None:
-        """End it, whatever it does."""
+        """End it, also while it runs a call."""
         self._writer.close()
         await ended(self._process)
 

@@ -45,7 +45,7 @@ local function add(inbox, session, expiry, source, from, to, number)
       if letters[i + 2] ~= '' then stamp, ends, is_over = end_letter(stamp, letters[i + 2], now, latest) end
       if is_late or is_over then
         count_in(total, session, is_late and 'late' or 'expired', 1)
-        if is_late and is_mqtt then refused = { refused and refused[1] or i, i } end
+        if is_late and is_mqtt then refused = { refused and refused[1] or (i - from) / 4 + 1, (i - from) / 4 + 1 } end
       else
         repeat seq = seq + 1 until not taken or not taken[seq % 65535]
         last, letter = format('%d', seq), stamp .. letters[i + 3]
@@ -55,7 +55,7 @@ local function add(inbox, session, expiry, source, from, to, number)
       end
     end
   end
-  if refused then full[#full + 1] = format('%d:%d:-2:%d', number, (refused[1] - from) / 4 + 1, (refused[2] - from) / 4 + 1) end
+  if refused then full[#full + 1] = format('%d:%d:-2:%d', number, refused[1], refused[2]) end
   if newest == mark then return end
   if known and mark == '' then forget_marks(session, now - ARGV[3]) end
   local is_renewed, is_idle = (tonumber(state[2] or 0) or 0) < latest or #state[2] ~= #renewed, top > 0 and state[3] == '1'
