@@ -12,6 +12,7 @@ import yaml
 
 from rsmq.cli import make_app
 from rsmq.gateway.gateway import END_SECONDS
+from tests.telemetry.helm import rendered
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "gateway.yaml").read_text()))
@@ -48,6 +49,17 @@ def test_ports_probes_and_times_fit_together() -> None:
     assert POD["terminationGracePeriodSeconds"] > waited + 2 * END_SECONDS
     selectors = [MANIFESTS[1]["spec"]["selector"], *(MANIFESTS[at]["spec"]["selector"]["matchLabels"] for at in (0, 2))]
     assert selectors == [MANIFESTS[0]["spec"]["template"]["metadata"]["labels"]] * 3
+
+
+def test_the_chart_starts_a_gateway_as_the_manifest_does() -> None:
+    """With the page that its probes ask: without `--metrics` each pod was started again and again."""
+    values = {"workers": {"worker": None}, "exporter": {"enabled": False}, "gateway": {"enabled": True}}
+    made = rendered(DEPLOY / "helm" / "rsmq", "mqtt", values)
+    (pod,) = [each["spec"]["template"]["spec"] for each in made if each["kind"] == "Deployment"]
+    (container,) = pod["containers"]
+    kinds = ("startupProbe", "livenessProbe", "readinessProbe", "ports", "lifecycle")
+    assert {kind: container[kind] for kind in kinds} == {kind: CONTAINER[kind] for kind in kinds}
+    assert container["command"] == CONTAINER["command"]
 
 
 def test_the_container_has_no_right_that_it_does_not_need() -> None:
