@@ -168,7 +168,10 @@ UP = Metric("rsmq_up", "gauge", (), "1 if the server answered this scrape.")
 ASKING = Metric("rsmq_exporter_query_seconds", "gauge", (), "How long the exporter took to ask the server.")
 STORED = Metric("rsmq_topic_messages", "gauge", ("topic",), "Entries stored, also settled ones kept for replay.")
 DELAYED = Metric("rsmq_topic_delayed_messages", "gauge", ("topic",), "Messages that are not due yet.")
-BACKLOG = Metric("rsmq_group_backlog_messages", "gauge", GROUP, "Unread, ready, running and waiting messages together.")
+BACKLOG = Metric(
+    "rsmq_group_backlog_messages", "gauge", GROUP,
+    "Unread, ready, running and waiting messages together, but for those that wait for a time.",
+)  # fmt: skip
 UNREAD = Metric("rsmq_group_unread_messages", "gauge", GROUP, "Messages never delivered to the group.")
 UNREAD_EXACT = Metric("rsmq_group_unread_exact", "gauge", GROUP, "0 if the unread are only an upper bound.")
 OLDEST = Metric("rsmq_group_oldest_seconds", "gauge", GROUP, "Age of the oldest message not settled; 0 if none is.")
@@ -218,7 +221,7 @@ SCHEDULE_LAST = Metric(
     "The newest tick that was published, or had nothing to publish.",
 )
 SCHEDULE_LED = Metric(
-    "rsmq_schedule_led", "gauge", ("topic", "schedule"), "1 if a worker publishes it, or it is paused."
+    "rsmq_schedule_led", "gauge", ("topic", "schedule"), "1 if a worker publishes it, it is paused, or no code has it."
 )
 
 GROUPS = (
