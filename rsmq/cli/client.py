@@ -90,7 +90,7 @@ def show(client: ClientId, url: Url = None, as_json: Json = False) -> None:
 
 @app.command("kick", epilog="Example: rsmq client kick sensor-7")
 def kick(client: ClientId, url: Url = None, as_json: Json = False) -> None:
-    """End the connection of a client. It may connect again: refuse it by password or ACL file if it should not."""
+    """End the connection of a client. It may connect again, unless `rsmq client ban` refuses it."""
 
     async def act(broker: Broker) -> bool:
         try:
@@ -188,10 +188,7 @@ def trace(
         def show(packet: dict[str, Any]) -> None:
             nonlocal seen
             seen += 1
-            if as_json:
-                print_json(packet)
-            else:
-                print_line(packet_line(packet))
+            print_json(packet, is_line=True) if as_json else print_line(packet_line(packet))
 
         with anyio.move_on_after(None if span is None else span.total_seconds()):
             await MqttTraces(broker.client, broker.keys).follow(client, show, payloads=payloads)

@@ -26,7 +26,7 @@ app = noun("Groups: list, show, reset, pause, resume, delete.")
 
 @app.command("list", epilog="Example: rsmq group list orders")
 def list_(topic: AnyTopic = None, url: Url = None, as_json: Json = False) -> None:
-    """All groups with their backlog: messages that are unread, ready, running or waiting. And the dead letters."""
+    """All groups with their backlog: messages that are unread, ready, running or waiting, but not for a time."""
 
     async def read(connection: CommandConnection) -> Snapshot:
         if topic is not None:

@@ -263,6 +263,32 @@ async def test_the_packets_of_a_client_are_traced(
     )  # fmt: skip
 
 
+async def test_each_packet_of_a_trace_is_a_line_of_json(
+    server: Server, fleet_prefix: str, client: Make, name: str, gateway: GatewayProcess
+) -> None:
+    """A trace may go on for ever: a program reads it line by line."""
+    one = await client(5).connect(name)
+    environment = os.environ | {"RSMQ_URL": server.url, "RSMQ_PREFIX": fleet_prefix}
+    command = [sys.executable, "-m", "rsmq", "client", "trace", name, "--json"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    first = asyncio.ensure_future(process.stdout.readline())
+    try:
+
+        async def has_come() -> bool:
+            one.send(p.PING)
+            await one.take(13)
+            return first.done()
+
+        await until(has_come, "a packet is printed")
+        assert json.loads(await first)["packet"] in ("PINGREQ", "PINGRESP")
+        assert json.loads(await process.stdout.readline())["client"] == name
+    finally:
+        first.cancel()
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+
+
 async def test_the_dashboard_shows_connections_and_ends_one_for_those_who_may(
     gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
 ) -> None:
