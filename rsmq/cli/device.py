@@ -21,6 +21,7 @@ from rsmq.inspector.key_in_use import key_of_inbox
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, printable
 from rsmq.persistence import Device, Devices, Letter
+from rsmq.persistence.inbox_cursor import LARGEST_WINDOW
 
 LONGEST = 1000
 """Characters of a payload shown to people; --json shows all."""
@@ -119,7 +120,9 @@ def send(
 def tail(
     client: Annotated[str, typer.Option(metavar="CLIENT", help="The device to connect as.", show_default=False)],
     clean: Annotated[bool, typer.Option("--clean", help="Delete the stored letters first.")] = False,
-    window: Annotated[int, typer.Option(min=1, max=65_535, help="How many letters may be unacknowledged.")] = 100,
+    window: Annotated[
+        int, typer.Option(min=1, max=LARGEST_WINDOW, help="How many letters may be unacknowledged.")
+    ] = 100,
     no_ack: Annotated[
         bool, typer.Option("--no-ack", help="Acknowledge nothing: all letters are delivered again later.")
     ] = False,
