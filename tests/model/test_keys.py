@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import re
@@ -12,8 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rsmq.errors import ConfigError
+from rsmq.inspector.state import member_state, process_state
 from rsmq.model.keys import RESERVED_GROUPS, Keys, check_name, decode_device
 from rsmq.model.settings import Settings
+from rsmq.model.work import READ_AHEAD_USED, Work
 from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.preflight import gather, judge
 
@@ -152,6 +155,15 @@ def test_every_key_has_the_prefix() -> None:
 def test_the_page_names_every_key(method: str) -> None:
     """The catalogue for people holds each key as the code spells it."""
     assert f"| `{spell(Keys(), method, **EXAMPLE)}` |" in PAGE
+
+
+def test_the_page_names_what_members_say_about_themselves() -> None:
+    """Each field of the heartbeat and of the vitals that the inspector reads."""
+    read = inspect.getsource(member_state) + inspect.getsource(process_state)
+    named = set(re.findall(r'(?:about|vital)(?:\.get\(|\[)"([a-z_]+)"', read)) | {"unreadable", "outputs_wait_for"}
+    named |= {READ_AHEAD_USED, *(field.name for field in dataclasses.fields(Work))}
+    assert len(named) > 30
+    assert {name for name in named if f"`{name}`" not in PAGE} == set()
 
 
 def test_the_page_names_the_set_of_topics() -> None:
