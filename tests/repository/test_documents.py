@@ -13,7 +13,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from rsmq.cli import make_app
+from rsmq.cli import index, make_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -115,6 +115,47 @@ def test_a_named_command_has_a_help_page() -> None:
     for noun, verb in sorted(named):
         done = CliRunner().invoke(make_app(), [noun, *([verb] if verb else []), "--help"])
         assert done.exit_code == 0, f"`rsmq {noun} {verb}` is named but does not exist"
+
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OF_OTHERS = {
+    "--preload", "--graceful-timeout", "--ws-ping-interval", "--max-async-tasks", "--dead-message-ttl",
+    "--autogenerate", "--archives", "--rsmq-url", "--moves", "--hot", "--cluster", "--help",
+}  # fmt: skip
+"""Options of other programs, of pytest and of our benchmarks."""
+
+
+@cache
+def options_by_command() -> dict[tuple[str, ...], set[str]]:
+    """What each command takes, by its words."""
+    found = dict[tuple[str, ...], set[str]]()
+    for name, entry in index.read().items():
+        for verb, inner in entry.get("commands", {"": entry}).items():
+            names = {part for option in inner.get("options", ()) for part in re.split("[ /]", option)}
+            found[(name, verb) if verb else (name,)] = names | {"--help"}
+    return found
+
+
+def wrong_options(page: Path) -> Iterator[str]:
+    """Options that a page gives to a command of rsmq which does not have them, or that no command has."""
+    text, known = page.read_text(), options_by_command()
+    spans = re.findall(r"`((?:rsmq |--)[^`]+)`", text)
+    for code in (*spans, *re.findall(r"^(rsmq [^|\n]+)", text, re.MULTILINE)):
+        words = code.split()
+        taken = known.get(tuple(words[1:3])) or known.get(tuple(words[1:2])) or set().union(*known.values()) | OF_OTHERS
+        yield from (f"{each} in `{code}`" for each in OPTION.findall(code) if each not in taken)
+
+
+def test_a_named_option_exists() -> None:
+    """Each option in the documents is one of the command before it; one that stands alone, of any."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert {page.name: found for page in pages if (found := list(wrong_options(page)))} == {}
+
+
+def test_an_option_that_no_command_has_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Not `--retained-limit`, but `--most-retained`; `rsmq topic list --yes`\n\nrsmq top --onec # all\n")
+    assert [each.split()[0] for each in wrong_options(page)] == ["--retained-limit", "--yes", "--onec"]
 
 
 def test_the_first_program_prints_the_output_of_the_readme(tmp_path: Path) -> None:
