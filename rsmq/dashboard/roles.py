@@ -14,8 +14,8 @@ class Role(IntEnum):
 
     NONE = 0  # the topic does not exist for this visitor
     LOOK = 1  # see everything, payloads too
-    ACT = 2  # publish, replay, run now, move, cancel, pause, resume, end a hold
-    ADMIN = 3  # purge, reset: what cannot be undone
+    ACT = 2  # publish, replay, run now, move, pause, resume, end a hold, a connection or a process
+    ADMIN = 3  # cancel, purge, reset, remove: what cannot be undone
 
 
 @dataclass(frozen=True, slots=True)
