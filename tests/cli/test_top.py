@@ -23,7 +23,7 @@ from rich.console import Console
 
 from rsmq.cli.keyboard import keys_of
 from rsmq.cli.top_screen import draw
-from rsmq.cli.top_view import TopView, picture, press, room_of, settled
+from rsmq.cli.top_view import HELP, TopView, columns_of, heading, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.work import Work
 from tests.cli.conftest import Cli, Running
@@ -49,6 +49,16 @@ def test_top_once_prints_rates(cli: Cli, app: Path, start: Start) -> None:
     assert "orders/billing" in text
     assert "running" in text
     assert group["members"][0]["id"] in text
+
+
+def test_the_example_of_the_page_has_the_columns_and_keys_of_the_screen() -> None:
+    """In a window of 100 columns. Its picture had those of an earlier version."""
+    page = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    names = [name.split("/") for name in re.findall(r"^([a-z]+/[a-z]+) +running", page, re.MULTILINE)]
+    groups = [replace(BOARD.groups[0], topic=topic, name=name) for topic, name in names]
+    assert len(groups) == 4
+    assert heading(columns_of(groups, 100)).plain in page.splitlines()
+    assert HELP in page.splitlines()
 
 
 def test_top_without_topics_says_so(cli: Cli) -> None:
