@@ -191,7 +191,7 @@ class EventStream:
                         await self._session.ack(self._out.popleft())
         except SessionTaken:
             yield "event: taken\ndata: \n\n"
-        except BrokerError as error:  # the session is lost, or the server away: the browser comes again
+        except (SessionLost, BrokerError) as error:  # BrokerError: the server is away. The browser comes again
             log.info("events for a client end: %s", error)
 
     def _has_arrived(self, letter: Letter) -> bool:

@@ -170,3 +170,14 @@ async def test_an_id_of_an_inbox_that_was_lost_hides_nothing(broker: Broker) -> 
     request = Request({"type": "http", "headers": []})
     with pytest.raises(ConfigError, match="more than 0"):
         relay_sse(request, broker, "ada", keep_alive="0s")
+
+
+async def test_a_stream_whose_session_the_server_has_lost_ends_whole(broker: Broker) -> None:
+    """The data of the server was deleted: the browser connects again, and the log has no error of the application."""
+    async with web(broker) as address, Browser(address).connected() as events:
+        await broker.send("ada", 1)
+        assert payload(await anext(events)) == 1
+        *keys, _ = broker.keys.device("ada")
+        await broker.client.execute_command("DEL", *keys)
+        await broker.send("ada", 2)
+        assert await anext(events, None) is None
