@@ -1,7 +1,7 @@
 """Runs the Python blocks of a page in a process that can import what some distributions have, and nothing else.
 
-`python -m tests.repository.page_runner` reads JSON: the page, its blocks, and the distributions. It imports nothing but
-the standard library itself.
+`python -m tests.repository.page_runner` reads JSON: the page, its blocks, each with what the page says that it prints
+(None: nothing is said), and the distributions. It imports nothing but the standard library itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import ast
 import asyncio
 import importlib.abc
 import inspect
+import io
 import json
 import sys
 from collections.abc import Awaitable, Sequence
+from contextlib import redirect_stdout
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from types import ModuleType
@@ -69,17 +71,21 @@ class Main:
 
 
 def main() -> None:
-    """Run the blocks in order, each with the names that the ones before it have made."""
+    """Run the blocks in order, each with the names that the ones before it have made. Exits with 1 if one prints
+    something else than the page shows."""
     given = json.load(sys.stdin)
     sys.meta_path.insert(0, Absent(given["allowed"]))
     page = sys.modules["page"] = ModuleType("page")  # can be imported, as `app.py` would be
     runner = page.main = Main()  # type: ignore[attr-defined]
-    for line, text in given["blocks"]:
+    for line, text, shown in given["blocks"]:
         code = compile("\n" * line + text, given["path"], "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        if code.co_flags & inspect.CO_COROUTINE:
-            runner.run(eval(code, vars(page)))
-        else:
-            exec(code, vars(page))
+        with redirect_stdout(io.StringIO()) as printed:
+            if code.co_flags & inspect.CO_COROUTINE:
+                runner.run(eval(code, vars(page)))
+            else:
+                exec(code, vars(page))
+        if shown not in (None, printed.getvalue()):
+            sys.exit(f"{given['path']}:{line}: the page shows {shown!r}, and the block prints {printed.getvalue()!r}")
     runner.close()
 
 

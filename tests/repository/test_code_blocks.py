@@ -1,4 +1,5 @@
-"""Every Python block of the documents runs, page by page, on a real server; foreign ones parse; the site is built."""
+"""Every Python block of the documents runs, page by page, on a real server, and prints what the page shows below it;
+foreign ones parse; the site is built."""
 
 from __future__ import annotations
 
@@ -34,6 +35,8 @@ FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md", "tutor
 WITH_CODE = [path for path in DOCS if "```python" in path.read_text()]
 INSTALLS = re.compile(r"(?:^|`)pip install ([^`\n]+)", re.MULTILINE)
 FOREIGN = re.compile(r"^``` \{ \.python \.foreign \}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OUTPUT = re.compile(r"\s*^```\n\n```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""What follows a block of Python where the next block is what it prints."""
 
 
 def requirements(extras: frozenset[str]) -> Iterator[Requirement]:
@@ -75,7 +78,7 @@ def installed_by(page: Path) -> set[str]:
     for line in INSTALLS.findall(page.read_text()):
         for word in shlex.split(line, comments=True):
             if not word.startswith("-"):
-                wanted.append(Requirement(re.sub(r"^\./|^/.*/", "", word)))
+                wanted.append(Requirement(re.sub(r"^\.\.?/|^/.*/", "", word)))
     return closure(wanted)
 
 
@@ -85,25 +88,53 @@ def blocks(page: Path) -> list[tuple[int, str]]:
     return [(example.line + 1, str(example.parsed)) for example in document.examples()]
 
 
+def with_outputs(page: Path) -> list[tuple[int, str, str | None]]:
+    """The same, each with what the page shows that it prints; None: the page shows nothing."""
+    text, at, found = page.read_text(), 0, list[tuple[int, str, str | None]]()
+    for line, code in blocks(page):
+        at = text.index(code.rstrip(), at) + len(code.rstrip())
+        shown = OUTPUT.match(text, at)
+        found.append((line, code, shown[1] if shown and "print(" in code else None))
+    return found
+
+
+def run_blocks(
+    path: Path, given: Iterable[tuple[int, str, str | None]], directory: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run them as one program, with the packages that the page installs."""
+    text = json.dumps({"path": str(path), "allowed": sorted(installed_by(path)), "blocks": list(given)})
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.repository.page_runner"], cwd=directory, input=text, text=True,
+        env=own | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True, timeout=200, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.name)
 def test_the_blocks_of_a_page_run_in_order(path: Path, server_url: str, prefix: str, tmp_path: Path) -> None:
-    """In the order of the page, each with the names of those before it and the packages that the page installs."""
-    found = blocks(path)
+    """In the order of the page, each with the names of those before it and the packages that the page installs. Where
+    the page shows what a block prints, it prints that."""
+    found = with_outputs(path)
     assert found
     if path.name in FRAGMENTS:
-        for _, code in found:
+        for _, code, _ in found:
             compile(code, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")} | {
-        "RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, "PYTHONPATH": str(ROOT),
-        "DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}",
-    }  # fmt: skip
-    given = json.dumps({"path": str(path), "allowed": sorted(installed_by(path)), "blocks": found})
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.repository.page_runner"], cwd=tmp_path, env=environment, input=given, text=True,
-        capture_output=True, timeout=200, check=False,
-    )  # fmt: skip
+    database = f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
+    done = run_blocks(path, found, tmp_path, RSMQ_URL=server_url, RSMQ_PREFIX=prefix, DATABASE_URL=database)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_the_pages_show_as_output_is_found_and_compared(tmp_path: Path) -> None:
+    """Two pages have most of it; a block that prints something else fails."""
+    shown = {path.name: [each for _, _, each in with_outputs(path) if each is not None] for path in WITH_CODE}
+    assert len(shown["results.md"]) == 4
+    assert shown["batches.md"][1] == "campaign-8 3\n"
+    page = DOCS[0]
+    assert run_blocks(page, [(1, "print(1)", "1\n"), (2, "print(2)", None)], tmp_path).returncode == 0
+    wrong = run_blocks(page, [(1, "print(1)", "2\n")], tmp_path)
+    assert wrong.returncode == 1
+    assert r"shows '2\n', and the block prints '1\n'" in wrong.stderr
 
 
 @pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.name)
