@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -57,16 +58,22 @@ async def test_the_web_application(rsmq_settings):
 """
 
 
+KEYS = f"k1={b64encode(bytes(32)).decode()}"
+"""What a file of the page reads, as the page says."""
+
+
 def run(page: str, directory: Path, **more: str) -> str:
-    """Write the files of a page, and run pytest over them; returns its output."""
+    """Write the files of a page, and run pytest over them and over a test that imports each; returns its output."""
     text = (ROOT / "docs" / page).read_text()
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count("```python"), "every block says in its first line which file it is in"
+    modules = sorted({name.removesuffix(".py") for name, _ in blocks if not name.startswith(("test_", "conftest"))})
+    more["test_imports.py"] = "".join(f"import {name}\n" for name in modules) + "\ndef test_all_are_imported(): ..."
     for name, code in [*blocks, *more.items()]:
         with (directory / name).open("a") as file:
             file.write(code + "\n\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")}
-    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # of what is installed here
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "RSMQ_KEYS": KEYS}
     command = [
         sys.executable,
         "-m",
@@ -94,7 +101,7 @@ CONFTEST = 'import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return "
 
 @pytest.mark.parametrize(
     ("page", "more", "tests"),
-    [("testing.md", {}, 5), ("application.md", {"test_trial.py": TRIAL, "conftest.py": CONFTEST}, 4)],
+    [("testing.md", {}, 6), ("application.md", {"test_trial.py": TRIAL, "conftest.py": CONFTEST}, 5)],
 )
 def test_the_files_of_a_page_work_together(page: str, more: dict[str, str], tests: int, tmp_path: Path) -> None:
     """Everything on it works together."""
