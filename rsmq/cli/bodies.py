@@ -24,7 +24,9 @@ Store = Annotated[
     str | None,
     typer.Option(metavar="STORE", help=f"The folder or URL of Offload. Default: the environment's {BODIES}."),
 ]
-Keep = Annotated[timedelta | None, duration_option("The `keep` of Offload. Default: P1D.", "--keep")]
+Keep = Annotated[
+    timedelta | None, duration_option("How long a body is kept at least, as `keep` of Offload. Default: 1d.", "--keep")
+]
 
 
 @dataclass(frozen=True, slots=True)

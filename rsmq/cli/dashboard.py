@@ -26,7 +26,7 @@ EXTRA = "`rsmq dashboard` needs the extra `dashboard`: pip install 'rsmq[dashboa
 @example("rsmq dashboard --port 8642")
 def dashboard(
     host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8642,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port it listens on; 0: any free one.")] = 8642,
     name: Annotated[list[str] | None, typer.Option(help="A further accepted host name. May be repeated.")] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="A file with the token that visitors need.", show_default=False)

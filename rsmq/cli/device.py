@@ -97,7 +97,7 @@ def send(
     client: ClientId,
     payload: Annotated[str, typer.Argument(help=PAYLOAD, show_default=False)],
     topic: Annotated[str, typer.Option(help="The letter's topic.")] = "",
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. May be repeated.")] = None,
     expires: Annotated[timedelta | None, duration_option("Drop it after this time, such as 2h.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     plain: Plain = False,

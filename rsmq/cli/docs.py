@@ -24,8 +24,8 @@ def docs(
     check: Annotated[
         Path | None, typer.Option(metavar="OLD.json", help="Compare with this document; exit 1 if a change breaks.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the document. Default: the module.")] = None,
-    version: Annotated[str, typer.Option(help="Of your service.")] = "1.0.0",
+    title: Annotated[str | None, typer.Option(help="The title of the document. Default: the module.")] = None,
+    version: Annotated[str, typer.Option(help="The version of your service, for the document.")] = "1.0.0",
     as_json: Json = False,
 ) -> None:
     """Print the AsyncAPI 3 document of a broker, from the annotations of its handlers. Asks no server.

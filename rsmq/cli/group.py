@@ -87,7 +87,9 @@ def show_group(state: GroupState, trend: GroupTrend, *, as_json: bool) -> None:
 def reset(
     topic: TopicName,
     group: GroupName,
-    to: Annotated[str, typer.Option(metavar="START", help="earliest, latest, a stream id, or a time.")],
+    to: Annotated[
+        str, typer.Option(metavar="START", help="Where it begins: earliest, latest, a stream id, or a time.")
+    ],
     yes: Yes = False,
     url: Url = None,
     as_json: Json = False,

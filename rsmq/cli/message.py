@@ -176,7 +176,9 @@ def find(
     since: Annotated[datetime | None, time_option("Stored at this time or later (delayed: due, dead: died).")] = None,
     until: Annotated[datetime | None, time_option("Before this time.")] = None,
     state: Annotated[str, typer.Option(help=f"One of {', '.join(STATES)}.")] = "stored",
-    group: Annotated[str | None, typer.Option("--group", help="Whose unread, running, waiting, or dead.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="The group whose unread, running, waiting or dead ones are meant.")
+    ] = None,
     most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
     scan: Annotated[int, typer.Option(min=1, help="Look at so many messages at most.")] = 100_000,
     url: Url = None,

@@ -26,7 +26,7 @@ NAME: Final = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 @example("rsmq new myservice")
 def new(
-    name: Annotated[str, typer.Argument(help="Of the service, and of the directory that is made.")],
+    name: Annotated[str, typer.Argument(help="The name of the service, and of the directory that is made.")],
     as_json: Json = False,
 ) -> None:
     """Write a service to begin with: application, tests, Containerfile, compose file and CI.

@@ -27,7 +27,7 @@ RATES = {"s": timedelta(seconds=1), "min": timedelta(minutes=1), "h": timedelta(
 
 Plain = Annotated[
     bool,
-    typer.Option("--plain", help="Store it readable, even with RSMQ_KEYS or where the other ones are encrypted."),
+    typer.Option("--plain", help="Do not encrypt it, even with RSMQ_KEYS or where the other ones are encrypted."),
 ]
 PAYLOAD = "JSON; plain words are text. What starts like JSON but cannot be read is refused, unless --text is given."
 Url = Annotated[

@@ -41,7 +41,7 @@ def publish(
     payload: Annotated[str, typer.Argument(help=f"{PAYLOAD} -: one message for each line of stdin.")] = "-",
     key: Annotated[str | None, typer.Option(help="Messages with the same key stay in order.")] = None,
     band: Annotated[str | None, typer.Option(help="A band of the topic, such as urgent.")] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. May be repeated.")] = None,
     delay: Annotated[timedelta | None, duration_option("Deliver it after this time, such as 5s.")] = None,
     at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
     expires: Annotated[timedelta | None, duration_option("No attempt starts after this time, such as 1h.")] = None,

@@ -66,7 +66,7 @@ def show(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
 def set_(
     topic: TopicName,
     partitions: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Create it with this number; later see resize.")
+        int | None, typer.Option(min=1, max=1024, help="Create it with this number; later use resize.")
     ] = None,
     max_length: Annotated[int | None, typer.Option(min=0, help="Limit of messages in a partition; 0: none.")] = None,
     on_full: Annotated[

@@ -82,7 +82,7 @@ class GatewayOptions:
         100, "Messages to a client that are not acknowledged at a time; it may ask for fewer.", highest=TWO_BYTES
     )
     topic_aliases: int = option(
-        16, "Topic aliases of a client, and for a client; 0 is none.", lowest=0, highest=TWO_BYTES
+        16, "Topic aliases in each direction of a connection; 0 is none.", lowest=0, highest=TWO_BYTES
     )
     most_connections: int = option(100_000, "Connections of this gateway.")
     most_opening: int = option(10_000, "Connections of this gateway whose CONNECT is not answered yet.")
@@ -115,7 +115,9 @@ class GatewayOptions:
     keep_alive: timedelta = option(
         timedelta(minutes=20), "The longest keep-alive of a client of version 5; others keep theirs."
     )
-    connect_timeout: timedelta = option(timedelta(seconds=10), "For the first packet, and again for its answer.")
+    connect_timeout: timedelta = option(
+        timedelta(seconds=10), "How long the first packet of a client may take, and again its answer."
+    )
     sys_interval: timedelta = option(
         timedelta(seconds=10), "How often clients that read $SYS get its figures; 0 is never.", lowest=0
     )

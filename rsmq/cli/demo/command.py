@@ -43,11 +43,11 @@ def demo(
     flights: Annotated[
         int | None, typer.Option(min=100, help="How many departures, from 1 January on. Default: 60 000.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All 336 776, as fast as they go.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All 336 776 of the year, as fast as they go.")] = False,
     processes: Annotated[
         int | None, typer.Option(min=2, max=64, help="Worker processes. Default: 4. With --mqtt gateways: 2.")
     ] = None,
-    aircraft: Annotated[int, typer.Option(min=2, max=500, help="With --mqtt: how many are clients.")] = 40,
+    aircraft: Annotated[int, typer.Option(min=2, max=500, help="With --mqtt: how many aircraft are clients.")] = 40,
     partitions: Annotated[int, typer.Option(min=1, max=256, help="Partitions of the topic.")] = 8,
     kill: Annotated[bool, typer.Option(help="Kill a worker, or a gateway, in the middle.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the topic and the ledger.")] = False,
