@@ -203,7 +203,7 @@ class Settings:
     on_full: Literal["reject", "trim"] = setting(
         "reject",
         core_schema.literal_schema(["reject", "trim"]),
-        "What happens when a message is published to a full topic.",
+        "A publish to a full topic: `reject` raises TopicFull, `trim` drops the oldest messages, handled or not.",
     )
     dlq_length: int = setting(100_000, number(1), "Maximum number of dead letters kept per partition and group.")
 
@@ -247,7 +247,7 @@ class Settings:
     preflight: Literal["refuse", "warn"] = setting(
         "refuse",
         core_schema.literal_schema(["refuse", "warn"]),
-        "What to do when the server's configuration could lose messages.",
+        "A server that would evict messages, or lacks rights or commands: `refuse` to start, or `warn`.",
     )
 
     def __init__(self, **values: Unpack[Overrides]) -> None:
