@@ -142,10 +142,10 @@ class Commands(ABC):
     ) -> datetime:
         """Give a message that waits for a time another due time, `at` or after `delay`, and return it.
 
-        That is a delayed message, or one that waits for a retry: for all groups where it does, or
-        only for `group`. It costs no attempt. With key order this waits for the member that has the timer, at most for
-        a lease. `message`, `topic` and `key` are as for `look`. Raises ConfigError for what waits for no time (it is
-        unread, running, settled, ...), with what to do instead: the due time is as it was.
+        That is a delayed message, or one that waits for a retry or for the time of its handler's `when`: for all groups
+        where it does, or only for `group`. It costs no attempt. With key order this waits for the member that has the
+        timer, at most for a lease. `message`, `topic` and `key` are as for `look`. Raises ConfigError for what waits
+        for no time (it is unread, running, settled, ...), with what to do instead: the due time is as it was.
         """
         if at is None and delay is None:
             raise ConfigError("give at or delay: when the message is to be delivered")

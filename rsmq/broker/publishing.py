@@ -28,7 +28,8 @@ class Publishing(BrokerPart):
         """Store one message and return its id, a text that knows where the message is. When this returns, it is stored.
 
         Calls made at the same time share one write. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (not stored)
-        or PublishUnknown (perhaps stored: publish it again with the `message_id` of the error). Options:
+        or PublishUnknown (perhaps stored: publish it again with the `message_id` of the error); a plain BrokerError
+        where it is stored, and too few replicas have it. Options:
 
         - `key`: messages with the same key are handled in order (none: a random partition).
         - `headers`: names and values, both text (none).

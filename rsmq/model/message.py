@@ -444,8 +444,8 @@ class Message:
         """Publish an output: it is stored when this message is settled, in the same step, or not at all.
 
         If the handler fails or loses its lease, or its process dies, nothing is published. Takes the options of
-        `broker.publish`, except for `wait_replicas`, and returns the id. Raises what is wrong with the output at once:
-        TooLarge, NotJson, ConfigError. A full topic delays the settlement.
+        `broker.publish`, except for `wait_replicas`, `unique`, `until` and `on_conflict`, and returns the id. Raises
+        what is wrong with the output at once: TooLarge, NotJson, ConfigError. A full topic delays the settlement.
         """
         refuse_thread(is_async=True)
         return self.origin.publish(self, topic, payload, options)
@@ -483,10 +483,11 @@ class Message:
         assigned to `step.result` (None): anything that can be a payload, encoded by the codecs of the broker. If the
         block raises, nothing is kept. What is assigned later, in another block, replaces it: so a step can be a cursor.
 
-        It is kept when the block has ended, under the lease: raises ConfigError if the lease is lost, and TooLarge for
-        more than 64 KiB, or 256 KiB in all steps of a message. The settlement removes it. A crash between the end of
-        what the step does and the end of the block does it again: use an id that the other side knows, too. In a
-        handler that is a plain function: `with message.step("charge") as step:`. Not with `execution="process"`.
+        It is kept when the block has ended, under the lease: raises StaleEpoch if the lease is lost, TooLarge for more
+        than 64 KiB, and ConfigError for more than 100 steps of a message, or 256 KiB in all of them. The settlement
+        removes it. A crash between the end of what the step does and the end of the block does it again: use an id that
+        the other side knows, too. In a handler that is a plain function: `with message.step("charge") as step:`. Not
+        with `execution="process"`.
         """
         return self.origin.step(self, name)
 
