@@ -1,6 +1,6 @@
 """Sensors publish by MQTT, a handler answers, a phone reads; the phone's gateway is killed. Ends with a verdict.
 
-pip install 'rsmq[mqtt]' paho-mqtt
+pip install 'rsmq[embedded,mqtt]' paho-mqtt
 python examples/mqtt/run.py
 python examples/mqtt/run.py --sensors 50 --readings 200
 """
