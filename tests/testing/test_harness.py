@@ -368,6 +368,25 @@ async def test_advance_moves_quiet_hours(harness: Callable[..., Harness]) -> Non
         assert sorted(seen) == [("bad", 1), ("bad", 2), ("good", 1), ("later", 1)]
 
 
+async def test_advance_moves_the_window_of_a_digest(harness: Callable[..., Harness]) -> None:
+    """The call comes when the window of its key is over, with what was collected, and its output is handled."""
+    broker, calls = Broker(), list[list[str]]()
+
+    @broker.handler("comments", group="mail", batch=10, by="key", linger="10m", output="mails")
+    async def digest(comments: list[str]) -> list[str | None]:
+        calls.append(comments)
+        return [comments[0], *[None] * (len(comments) - 1)]
+
+    async with harness(broker) as test:
+        [first] = await test.publish_and_handle("comments", "nice", key="ada")
+        await test.publish_and_handle("comments", "very nice", key="ada")
+        await test.advance("9m")
+        assert (first.status, calls) == ("waiting", [])
+        await test.advance("1m")
+        assert calls == [["nice", "very nice"]]
+        await test.assert_published("mails", "nice", key="ada")
+
+
 async def test_advance_moves_holds_and_breakers(harness: Callable[..., Harness]) -> None:
     """Nothing of a held name starts before its end; then a breaker lets one message try it."""
     broker, calls, says = Broker(), list[str](), list[Exception]()
