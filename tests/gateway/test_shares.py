@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
+import anyio
 import pytest
 
 from rsmq import Broker
+from rsmq.gateway import Gateway, GatewayOptions
+from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
@@ -17,6 +21,7 @@ from rsmq.gateway.protocol.packet import Subscription
 from rsmq.model.clock import ServerClock
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.mqtt_subscription import shard_of
+from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter, LetterBatch, Receipt
 from rsmq.persistence.letter import read_mqtt
 from rsmq.redis.client.script_batcher import ScriptBatcher
@@ -257,17 +262,41 @@ async def slow_process(broker: Broker) -> AsyncIterator[tuple[MqttRouter, Shares
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def page(broker: Broker, name: str, count: int) -> list[Message]:
-    """Messages of one client in one partition of a topic that no gateway reads."""
-    headers = {"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"}
-    for number in range(count):
-        await broker.publish(name, b"%d" % number, key="one", headers=headers)
-    layout = await broker.topics.existing(name)
+class HeldCall:
+    """Calls of a function wait here until they may go on."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+        self.has_come, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, *args: Any, **options: Any) -> Any:
+        self.has_come.set()
+        await self.may_go_on.wait()
+        return await self._call(*args, **options)
+
+
+@asynccontextmanager
+async def own_gateway(url: str, prefix: str) -> AsyncIterator[Gateway]:
+    """A gateway in this process, whose steps a test can hold."""
+    broker = Broker(Settings(url=url, prefix=prefix))
+    gateway = Gateway(broker, listen=["mqtt://127.0.0.1:0"], options=GatewayOptions(anonymous=True))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(gateway.run)
+        yield gateway
+        gateway.stop()
+
+
+async def page(broker: Broker, name: str, count: int, *, topic: str = "", first: int = 0) -> list[Message]:
+    """Messages of one client in one partition of a topic that no gateway reads: `topic`, or one of this name."""
+    headers, topic = {"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"}, topic or name
+    for number in range(first, first + count):
+        await broker.publish(topic, b"%d" % number, key="one", headers=headers)
+    layout = await broker.topics.existing(topic)
     return [
-        Message(MessageOrigin(name, partition, "mqtt"), entry_id, fields)
+        Message(MessageOrigin(topic, partition, "mqtt"), entry_id, fields)
         for partition in layout.numbers
         for entry_id, fields in await broker.client.execute_command(
-            "XRANGE", broker.keys.stream(name, partition), "-", "+"
+            "XRANGE", broker.keys.stream(topic, partition), "-", "+"
         )
     ]
 
@@ -409,6 +438,54 @@ async def test_what_a_killed_gateway_has_not_passed_on_is_passed_on_when_its_mem
     names = [broker.keys.letter(clients[1], int(each)) for each in seqs]
     found = {read_mqtt(each).data for each in await broker.client.execute_command("MGET", *names)}
     assert found == {b"%d" % number for number in range(40)}
+    await broker.topics.delete(name)
+
+
+@pytest.mark.parametrize("moment", ["taken over", "looked through", "begun"])
+async def test_a_letter_that_comes_during_a_clean_start_at_another_gateway_goes_to_another_member(
+    client: Make, broker: Broker, server_url: str, fleet_prefix: str, name: str, moment: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A router chooses the member after its new connection has taken the inbox over: its subscriptions are still there.
+
+    Its letters come right then; when they are removed, and what it had not acknowledged was passed on; or when its new
+    session has begun.
+    """
+    member = await client(5).connect(f"{name}-a", **KEPT)
+    await member.subscribe((f"$share/g/{name}", 1))
+    async with own_gateway(server_url, fleet_prefix) as gateway, slow_process(broker) as (router, _, writer):
+        assert gateway.context is not None
+        registry = gateway.context.fleet.registry
+        write, removing, beginning = registry.write, HeldCall(registry.write), HeldCall(InboxReader.begin)
+
+        async def write_or_wait(subscriber: str, *args: Any, **options: Any) -> bytes:
+            return await (removing if subscriber == f"{name}-a" else write)(subscriber, *args, **options)
+
+        monkeypatch.setattr(registry, "write", write_or_wait)
+        monkeypatch.setattr(InboxReader, "begin", lambda reader, **options: beginning(reader, **options))
+        again = client(5, gateway.ports[0])
+        starting = asyncio.create_task(again.connect(f"{name}-a"))
+        await removing.has_come.wait()
+        messages = await page(broker, name, 40)
+        routing = asyncio.create_task(router.route(messages))
+        while router.letters < len(messages):
+            await asyncio.sleep(0.01)
+        staying = await client(5).connect(f"{name}-b", **KEPT)
+        await staying.subscribe((f"$share/g/{name}", 1))
+        if moment == "taken over":
+            writer.release()
+            assert await routing is None
+        removing.may_go_on.set()
+        await beginning.has_come.wait()
+        if moment == "looked through":
+            writer.release()
+            assert await routing is None
+        beginning.may_go_on.set()
+        await starting
+        writer.release()
+        assert await routing is None
+        await gets_all(staying, 40)
+        assert await again.is_silent()
     await broker.topics.delete(name)
 
 
