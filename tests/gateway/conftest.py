@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from rsmq import Broker
+from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.sessions import Sessions
+from rsmq.gateway.fleet.shares import Shares
+from rsmq.gateway.fleet.wills import Wills
+from rsmq.model.clock import ServerClock
 from rsmq.model.settings import Settings
+from rsmq.persistence.inbox_writer import InboxWriter
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.servers import Server
@@ -54,6 +63,25 @@ async def client(gateway: GatewayProcess) -> AsyncIterator[Callable[..., RawClie
     for each in made:
         if hasattr(each, "_writer"):
             each.abort()
+
+
+@asynccontextmanager
+async def make_sessions(broker: Broker, gateway: str) -> AsyncIterator[Sessions]:
+    """The sessions of a gateway, without the gateway."""
+    client, keys = broker.client, broker.keys
+    async with asyncio.TaskGroup() as tasks:
+        batcher = ScriptBatcher(client)
+        running = tasks.create_task(batcher.run())
+        registry = Registry(client, keys, batcher)
+        shares = Shares(client, keys, registry, InboxWriter(batcher, keys, broker.settings, is_cluster=False))
+
+        async def publish(*_: object) -> None:
+            """No will is expected."""
+            raise AssertionError
+
+        wills = Wills(client, keys, batcher, publish)
+        yield Sessions(client, keys, batcher, registry, shares, wills, gateway, ServerClock(), tasks.create_task)
+        running.cancel()
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -20,7 +19,6 @@ from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.sessions import PAGE, Ended, Sessions
 from rsmq.gateway.fleet.shares import KeptChoices, Shares
-from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.clock import ServerClock
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.mqtt_subscription import Subscription, shard_of
@@ -30,6 +28,7 @@ from rsmq.persistence.mqtt_clients import MqttClients
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.chaos.system_faults import FaultyServer
 from tests.gateway import packets as p
+from tests.gateway.conftest import make_sessions
 from tests.gateway.ledger import Publisher, Subscriber, firsts
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
@@ -512,25 +511,6 @@ async def test_a_gateway_that_starts_while_subscriptions_change_has_the_same_tre
         for reader in readers:
             assert (await reader.message()).payload == b"27"
             assert await reader.is_silent()
-
-
-@asynccontextmanager
-async def make_sessions(broker: Broker, gateway: str) -> AsyncIterator[Sessions]:
-    """The sessions of a gateway, without the gateway."""
-    client, keys = broker.client, broker.keys
-    async with asyncio.TaskGroup() as tasks:
-        batcher = ScriptBatcher(client)
-        running = tasks.create_task(batcher.run())
-        registry = Registry(client, keys, batcher)
-        shares = Shares(client, keys, registry, InboxWriter(batcher, keys, broker.settings, is_cluster=False))
-
-        async def publish(*_: object) -> None:
-            """No will is expected."""
-            raise AssertionError
-
-        wills = Wills(client, keys, batcher, publish)
-        yield Sessions(client, keys, batcher, registry, shares, wills, gateway, ServerClock(), tasks.create_task)
-        running.cancel()
 
 
 async def test_what_connects_to_a_gateway_after_the_others_have_ended_it_is_refused(broker: Broker, name: str) -> None:

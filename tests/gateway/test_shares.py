@@ -26,6 +26,7 @@ from rsmq.persistence.inbox_writer import InboxWriter, LetterBatch, Receipt
 from rsmq.persistence.letter import read_mqtt
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.gateway import packets as p
+from tests.gateway.conftest import make_sessions
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.servers import Server
@@ -301,6 +302,24 @@ async def page(broker: Broker, name: str, count: int, *, topic: str = "", first:
     ]
 
 
+async def goes_away_with(member: RawClient, broker: Broker, name: str, messages: list[Message]) -> str:
+    """The only member of a share gets these messages, and goes away; its session stays. Returns its epoch."""
+    await member.connect(f"{name}-a", **KEPT)
+    await member.subscribe((f"$share/g/{name}", 1))
+    async with process(broker) as (router, _):
+        assert await router.route(messages) is None
+    await member.disconnect()
+    session = broker.keys.session(f"{name}-a")
+    while await broker.client.execute_command("HEXISTS", session, "gateway"):
+        await asyncio.sleep(0.01)
+    return (await broker.client.execute_command("HGET", session, "epoch")).decode()
+
+
+async def keys_of(broker: Broker, client_id: str) -> list[bytes]:
+    """All keys of a client."""
+    return await broker.client.execute_command("KEYS", f"{broker.keys.prefix}:{{{client_id}}}*")
+
+
 async def leave_share(member: RawClient, name: str) -> None:
     """Unsubscribe while messages may come."""
     member.send(p.unsubscribe([f"$share/g/{name}"], 3, 5))
@@ -486,6 +505,53 @@ async def test_a_letter_that_comes_during_a_clean_start_at_another_gateway_goes_
         assert await routing is None
         await gets_all(staying, 40)
         assert await again.is_silent()
+    await broker.topics.delete(name)
+
+
+async def test_a_letter_that_comes_while_an_expired_session_is_swept_goes_to_another_member(
+    client: Make, broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member was chosen when no other was there. Its session takes letters until it is swept, and what it had got
+    until then is passed on already when this one comes."""
+    messages = await page(broker, name, 40)
+    epoch = await goes_away_with(client(5), broker, name, messages[:1])
+    async with slow_process(broker) as (router, _, writer), make_sessions(broker, f"{name}-g") as sessions:
+        routing = asyncio.create_task(router.route(messages[1:]))
+        while router.letters < 39:
+            await asyncio.sleep(0.01)
+        staying = await client(5).connect(f"{name}-b", **KEPT)
+        await staying.subscribe((f"$share/g/{name}", 1))
+        pass_on = sessions._shares.pass_on
+
+        async def pass_on_before(member: str) -> None:
+            await pass_on(member)
+            writer.release()
+            assert await routing is None
+
+        monkeypatch.setattr(sessions._shares, "pass_on", pass_on_before)
+        await sessions.end(f"{name}-a", epoch)
+    await gets_all(staying, 40)
+    assert await keys_of(broker, f"{name}-a") == []
+    await broker.topics.delete(name)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_what_a_gateway_was_passing_on_when_it_died_is_passed_on_by_another_one(
+    client: Make, broker: Broker, name: str, at_once: bool
+) -> None:
+    """It has removed the subscriptions of the member, and no more. `at_once`: two survivors end the same session, or
+    sweep it, so that one of them finds no subscriptions, and letters that the other one is about to pass on."""
+    epoch = await goes_away_with(client(5), broker, name, await page(broker, name, 40))
+    staying = await client(5).connect(f"{name}-b", **KEPT)
+    await staying.subscribe((f"$share/g/{name}", 1))
+    async with make_sessions(broker, f"{name}-g") as one, make_sessions(broker, f"{name}-h") as two:
+        if at_once:
+            await asyncio.gather(*(each.end(f"{name}-a", epoch) for each in (one, two)))
+        else:
+            await one._registry.write(f"{name}-a", epoch, ())
+            await two.end(f"{name}-a", epoch)
+    await gets_all(staying, 40)
+    assert await keys_of(broker, f"{name}-a") == []
     await broker.topics.delete(name)
 
 

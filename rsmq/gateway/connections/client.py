@@ -17,7 +17,7 @@ from rsmq.gateway.connections.peer import Peer
 from rsmq.gateway.connections.publishing import ClientPublishing
 from rsmq.gateway.connections.subscribing import serve
 from rsmq.gateway.fleet.inbox_reader import InboxReader
-from rsmq.gateway.fleet.sessions import SHARED, SLACK_MS, Ended
+from rsmq.gateway.fleet.sessions import NONE, SHARED, SLACK_MS, Ended
 from rsmq.gateway.fleet.shares import has_shares
 from rsmq.gateway.fleet.wills import pack, topic_of
 from rsmq.gateway.protocol import encode, packet
@@ -32,7 +32,6 @@ log = logging.getLogger("rsmq.gateway")
 
 QUICK: Final = 1.5
 """A client is given up after so many keep-alives."""
-NONE: Final = b"NONE"
 
 
 class ClientConnection(ClientLink):
@@ -211,8 +210,8 @@ class ClientConnection(ClientLink):
         else:
             found = await context.fleet.registry.claim(*own)
         await context.fleet.sessions.noted(noted)
-        # without subscriptions and with letters: the gateway that ends the last session has not passed them on yet
-        if removed == SHARED or (removed == NONE and clean and self._reader.leftover):
+        # without subscriptions: the gateway that ends the last session may not have passed its letters on yet
+        if clean and removed in (SHARED, NONE) and self._reader.leftover:
             await context.fleet.shares.pass_on(self.client_id)
         try:
             will = b"" if request.will is None else pack(request.will, self.user, context.fleet.inboxes.encoding)

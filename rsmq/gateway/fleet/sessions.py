@@ -41,7 +41,8 @@ from rsmq.redis.streams import ask_all
 log = logging.getLogger("rsmq.gateway")
 
 CHUNK: Final = 1000
-SHARED: Final = b"SHARED"
+SHARED, NONE = b"SHARED", b"NONE"
+"""What the registry says when it removes subscriptions: some of them were shared, or there were none."""
 PAGE: Final = 500
 SLACK_MS: Final = 60_000
 GONE: Final = b""
@@ -205,20 +206,31 @@ class Sessions:
         self._unfinished.append(ended)
 
     async def end(self, client: str, epoch: str) -> None:
-        """Remove a session with all that it has, unless its client has connected again."""
+        """Remove a session with all that it has, unless its client has connected again.
+
+        Another gateway may do the same, or has died in the middle of it: then its subscriptions are removed already,
+        and what it has left is passed on all the same.
+        """
         try:
-            if await self._registry.write(client, epoch, ()) == SHARED:
-                await self._shares.pass_on(client)
+            removed = await self._registry.write(client, epoch, ())
         except SessionTaken:
             return
-        left = 1
+        may_share = removed in (SHARED, NONE)
+        left = await self._remove(client, epoch, 0 if may_share else CHUNK)
+        if left and may_share:
+            await self._shares.pass_on(client)
         while left:
-            keys = (*self._keys.device(client)[:3], self._keys.received(client))
-            reply = await self._batcher.submit(END_MQTT_SESSION, keys, (epoch, CHUNK))
-            if reply[0] != OK:
-                return
-            left = reply[1]
+            left = await self._remove(client, epoch, CHUNK)
+        if left is None:
+            return
         self.known -= 1
+
+    async def _remove(self, client: str, epoch: str, count: int) -> int | None:
+        """Remove so many letters of a session, which ends with the last one. Returns how many are left, or None if its
+        client has connected again."""
+        keys = (*self._keys.device(client)[:3], self._keys.received(client))
+        reply = await self._batcher.submit(END_MQTT_SESSION, keys, (epoch, count))
+        return reply[1] if reply[0] == OK else None
 
     async def _set_offline(self, ended: Sequence[Ended]) -> None:
         """Clients with shared subscriptions are not connected any more: other members come first."""
