@@ -555,6 +555,40 @@ async def test_what_a_gateway_was_passing_on_when_it_died_is_passed_on_by_anothe
     await broker.topics.delete(name)
 
 
+async def test_what_a_member_has_not_acknowledged_goes_to_one_that_has_come_later(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """Its session began after the messages were published, with a clean start: as of a worker that replaces another."""
+    leaving = await client(5).connect(f"{name}-a")
+    await leaving.subscribe((f"$share/g/{name}", 1))
+    messages = await page(broker, name, 40)
+    async with process(broker) as (one, _):
+        assert await one.route(messages) is None
+    staying = await client(5).connect(f"{name}-b")
+    await staying.subscribe((f"$share/g/{name}", 1))
+    await leaving.disconnect()
+    await gets_all(staying, 40)
+    await broker.topics.delete(name)
+
+
+async def test_what_a_member_has_of_several_partitions_goes_to_another_one(
+    client: Make, broker: Broker, name: str
+) -> None:
+    """They are routed one after the other: what stands behind in the inbox was published before."""
+    leaving, staying = await client(5).connect(f"{name}-a"), await client(5).connect(f"{name}-b")
+    await leaving.subscribe((f"$share/g/{name}", 1))
+    early = await page(broker, name, 20, topic=f"{name}-early")
+    late = await page(broker, name, 20, topic=f"{name}-late", first=20)
+    async with process(broker) as (one, _):
+        assert await one.route(late) is None
+        assert await one.route(early) is None
+    await staying.subscribe((f"$share/g/{name}", 1))
+    await leaving.disconnect()
+    await gets_all(staying, 40)
+    for topic in ("early", "late"):
+        await broker.topics.delete(f"{name}-{topic}")
+
+
 def members_of(*clients: str) -> dict[str, dict[str, Subscription]]:
     """Members of the share `$share/g/x`."""
     return {"$share/g/x": {each: Subscription("$share/g/x", 1) for each in clients}}

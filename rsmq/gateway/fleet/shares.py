@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydantic_core import from_json, to_json
@@ -17,6 +17,7 @@ from rsmq.gateway.fleet.scripts import KEEP_CHOICES
 from rsmq.gateway.protocol.packet import PUBLISH, RefusedPacket, Subscription
 from rsmq.gateway.protocol.properties import read_properties, write_varint
 from rsmq.gateway.protocol.topic_filter import SHARE
+from rsmq.model.clock import server_ms
 from rsmq.model.keys import Keys
 from rsmq.model.log_names import name_in_log
 from rsmq.model.record import whole
@@ -151,8 +152,16 @@ class KeptChoices:
         return f"<KeptChoices {self._keys.prefix}>"
 
 
-Placed = dict[tuple[str, str, bytes], tuple[int, bytes]]
-"""By member, source and letter: the letter of the member that has left which went there."""
+class LeftLetter(NamedTuple):
+    """A letter of a member that has left. `position`: of its letter for another one, which grows with `seq`."""
+
+    seq: int
+    position: bytes
+    envelope: bytes
+
+
+Placed = dict[tuple[str, str, bytes], LeftLetter]
+"""By member, source and letter: what the member that has left has of it."""
 
 
 class Shares:
@@ -165,21 +174,51 @@ class Shares:
         self._writer = writer
 
     async def pass_on(self, client: str) -> None:
-        """Pass on what a member has not acknowledged. It is not a member any more.
+        """Pass on what a member has not acknowledged. It is not a member any more, and its session takes no letters.
 
-        A message of QoS 2 that was on its way to it is not sent to another one [4.8.2-5]. Repeated after a crash, this
-        sends none twice unless other members have come, gone or connected meanwhile.
+        A message of QoS 2 that was on its way to it is not sent to another one [4.8.2-5]. Repeated after a crash, or by
+        another gateway meanwhile, this sends none twice unless other members have come, gone or connected.
         """
-        inbox, session, _, _ = self._keys.device(client)
-        await self._registry.catch_up()
+        session = self._keys.session(client)
+        now_ms, number = await self._look(session), 0
         sent = whole(await self._client.execute_command("HGET", session, "sent")) or 0
-        after, number, limit = b"-inf", 0, self._client.page_limit
-        sources = dict[tuple[str, frozenset[str]], str]()
+        async for left in self._left_by(client):
+            refusals = dict[int, frozenset[str]]()
+            while left:
+                # by share and members that have refused: of this page, the members may be others at the next one
+                sources = dict[tuple[str, frozenset[str]], str]()
+                receipt, placed = Receipt(), Placed()
+                for each in left:
+                    gone = refusals.get(each.seq, frozenset())
+                    put = self._pass_on(client, each, receipt, sources, placed, gone, now_ms, was_sent=each.seq <= sent)
+                    number += put and not gone
+                await receipt.complete()
+                refused = [(each[0], placed[each]) for each in receipt.refused if each in placed]
+                for member, each in refused:  # it has left since it was chosen
+                    refusals[each.seq] = refusals.get(each.seq, frozenset()) | {member}
+                left = sorted(each for _, each in refused)
+                if left:
+                    now_ms = await self._look(session)
+        if number:
+            log.info("client %s has left its shares: %d messages go to other members", name_in_log(client), number)
+
+    async def _look(self, session: str) -> int:
+        """Read who is a member. Returns when they were, in ms of the server.
+
+        What they get now is of that time, not of the time of its publisher: else one that has come since would refuse
+        it as published before its session began.
+        """
+        await self._registry.catch_up()
+        return server_ms(await self._client.node_for(session).execute_command("TIME"))
+
+    async def _left_by(self, client: str) -> AsyncIterator[list[LeftLetter]]:
+        """The letters of a member, in pages."""
+        after, newest, limit = b"-inf", 0, self._client.page_limit
         while True:
-            command = ("ZRANGEBYSCORE", inbox, after, "+inf", "LIMIT", 0, limit.of(PAGE))
+            command = ("ZRANGEBYSCORE", self._keys.inbox(client), after, "+inf", "LIMIT", 0, limit.of(PAGE))
             refs = await self._client.execute_command(*command)
             if not refs:
-                break
+                return
             seqs = [whole(ref) or 0 for ref in refs]  # another client may write anything: there is no letter 0
             names = [self._keys.letter(client, seq) for seq in seqs]
             try:
@@ -189,34 +228,21 @@ class Shares:
                 if error.is_broken and len(refs) > 1:
                     continue
                 raise
-            receipt = Receipt()
-            sources.clear()  # of this page: the members may be others at the next one
-            left = [(seq, envelope) for seq, envelope in zip(seqs, found, strict=True) if envelope]
-            placed: Placed = {}
-            refusals = dict[int, frozenset[str]]()
-            while left:
-                for seq, envelope in left:
-                    gone = refusals.get(seq, frozenset())
-                    put = self._pass_on(client, seq, envelope, receipt, sources, placed, gone, was_sent=seq <= sent)
-                    number += put and not gone
-                await receipt.complete()
-                refused = [(each[0], *placed[each]) for each in receipt.refused if each in placed]
-                for member, seq, _ in refused:  # it has left since it was chosen
-                    refusals[seq] = refusals.get(seq, frozenset()) | {member}
-                left, receipt, placed = sorted((seq, envelope) for _, seq, envelope in refused), Receipt(), {}
-                if left:
-                    await self._registry.catch_up()
-                    sources.clear()
+            page = list[LeftLetter]()
+            for seq, envelope in zip(seqs, found, strict=True):
+                if envelope:
+                    # seqs begin anew with a session, times do not; those of several partitions are in any order
+                    newest = max(newest, int.from_bytes(envelope[1:7], "big"))
+                    page.append(LeftLetter(seq, b"%016d%016d" % (newest, seq), envelope))
+            yield page
             after = b"(" + refs[-1]
-        if number:
-            log.info("client %s has left its shares: %d messages go to other members", name_in_log(client), number)
 
     def _pass_on(
-        self, client: str, seq: int, envelope: bytes, receipt: Receipt, sources: dict[tuple[str, frozenset[str]], str],
-        placed: Placed, gone: frozenset[str], *, was_sent: bool,
+        self, client: str, left: LeftLetter, receipt: Receipt, sources: dict[tuple[str, frozenset[str]], str],
+        placed: Placed, gone: frozenset[str], now_ms: int, *, was_sent: bool,
     ) -> bool:  # fmt: skip
         try:
-            letter = read_mqtt(envelope)
+            letter = read_mqtt(left.envelope)
         except Malformed:
             return False
         members = self._registry.shares.get(letter.share, {})
@@ -224,12 +250,11 @@ class Shares:
             members = {each: its for each, its in members.items() if each not in gone}
         if not members or (letter.flags & 3 == 2 and was_sent):
             return False
-        position = f"{client}/{seq}"
+        position = f"{client}/{left.seq}"
         chosen = choose(position[-64:], members, self._registry.offline)
-        left: int | bytes = b""
+        ttl: int | bytes = b""
         if letter.flags & EXPIRES:
-            left = int.from_bytes(envelope[7:STAMP], "big") - int.from_bytes(envelope[1:7], "big")
-        published = int.from_bytes(envelope[1:7], "big")
+            ttl = max(0, int.from_bytes(left.envelope[7:STAMP], "big") - now_ms)
         try:
             sealed = seal_for(letter, members[chosen])
         except RefusedPacket:  # another client has written its properties
@@ -241,9 +266,9 @@ class Shares:
             name = hashlib.blake2b(client.encode(), digest_size=6).hexdigest()
             sources[letter.share, gone] = f"source:&{name}/{zlib.crc32(among.encode()):08x}"
         source = sources[letter.share, gone]
-        packed = pack_letter(b"%016d%016d" % (published, seq), published, left, sealed)
+        packed = pack_letter(left.position, now_ms, ttl, sealed)
         self._writer.put((chosen,), source, packed, receipt)
-        placed[chosen, source, packed] = seq, envelope
+        placed[chosen, source, packed] = left
         return True
 
     def __repr__(self) -> str:
