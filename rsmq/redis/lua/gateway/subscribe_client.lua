@@ -4,8 +4,8 @@
 --          6 messages that the new ones of this call do not meet
 -- ARGV     1 client  2 epoch  3 its whole list ('' = none)  4 changes to keep:int  5 those messages (JSON, '' = none)
 --          6 token of this call  7 ttl_ms of those messages
--- RETURNS  'OK', 'SHARED' (the list before had shared subscriptions), 'NONE' (there was nothing to remove)
---          or 'STALE_EPOCH'
+-- RETURNS  'OK', 'SHARED' (the list before had shared subscriptions), 'NONE' (there was nothing to remove, or of which
+--          to note that its client is away) or 'STALE_EPOCH'
 -- WHY      The whole list is written, so applying it twice is harmless. A connection that was taken over writes
 --          nothing any more: the entry has the epoch of the newest one. List, names, changes and mark are in one slot and
 --          change in one step, so no failover parts them. The mark says: subscriptions that are looked up, state of the
@@ -13,12 +13,13 @@
 --          a failover or when this call comes again: what was read under a mark is true while that is there. Changes have
 --          numbers without gaps, so that a reader which missed some knows it. Where another client has written something
 --          else, there is no older epoch and no number. A client that subscribes again to what it has, as most do with
---          each connect, changes nothing: then only its epoch is written.
+--          each connect, changes nothing: then only its epoch is written. The list of a client that is away, which
+--          ends with 0, was read before: where it is removed meanwhile, it does not come back.
 -- USES     whole, may_write, dict, can_append, parted_list, change_name
 local old = redis.call('HGET', KEYS[1], ARGV[1])
 local epoch, was = (old or ''):match('^(%d+)|(.*)$')
 if (whole(epoch) or 0) > tonumber(ARGV[2]) then return 'STALE_EPOCH' end
-if not old and ARGV[3] == '' then return 'NONE' end
+if not old and (ARGV[3] == '' or ARGV[3]:sub(-3) == ',0]') then return 'NONE' end
 local had_shares = old and old:find('"$share/', 1, true) and 'SHARED' or 'OK'
 may_write('HSET HDEL', KEYS[1])
 if ARGV[3] ~= '' and was == ARGV[3] then
