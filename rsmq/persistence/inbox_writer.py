@@ -67,8 +67,8 @@ MOST_DEVICES: Final = 64
 MOST_BYTES: Final = 1 << 20
 MOST_PER_ROUND: Final = 500
 LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
-REFUSED: Final = b"-2"
-"""In the place of how many letters had room: a session had ended before they came."""
+REFUSED, NO_ROOM, DROPPED = b"REFUSED", b"NO_ROOM", b"DROPPED"
+"""What `add_letters` says of letters for MQTT sessions."""
 RETRY: Final = 0.1
 """Seconds until it is tried again whether a full inbox has room."""
 GIVEN_UP: Final = 60.0
@@ -161,9 +161,13 @@ class LetterBatch:
         else:
             self.others.append(receipt)
 
-    def refused(self, first: int, end: int) -> None:
-        """The session had ended before these letters came: tell the receipts."""
-        found = tuple((self.queue.device, self.queue.source, each) for each in self.letters[first:end])
+    def refused(self, first: int, last: int) -> None:
+        """These letters, by their numbers from 1, are not for the session that their client has now: tell the receipts.
+
+        Those before them are stored.
+        """
+        found = tuple((self.queue.device, self.queue.source, each) for each in self.letters[first - 1 : last])
+        del self.letters[:last]
         for receipt in (self.receipt, *(self.others or ())):
             if receipt is not None:
                 receipt.refused += found
@@ -213,14 +217,7 @@ class AddLettersCall(Call):
             for batch in self.batches:
                 self.writer.submit([batch])
             return
-        batches = self.batches
-        if error is None and len(reply) > 5:
-            notes = [each.split(b":") for each in reply[5:]]
-            for number, first, kind, last in notes:
-                if kind == REFUSED:
-                    batches[int(number) - 1].refused(int(first) - 1, int(last))
-            waiting = {self._full(*each) for each in notes if each[2] != REFUSED}
-            batches = [each for each in batches if each not in waiting]
+        batches = self.batches if error is not None or len(reply) == 5 else self._stored(reply[5:])
         for batch in batches:
             batch.ended(error)
             self.writer.batch_ended(batch.queue, error)
@@ -235,15 +232,26 @@ class AddLettersCall(Call):
                 batch.server = self.writer.server
                 self.writer.submit([batch])
 
-    def _full(self, number: bytes, dropped: bytes, stored: bytes, taken: bytes) -> LetterBatch | None:
-        """An inbox was full. Returns its batch if the rest of that waits for room."""
-        batch = self.batches[int(number) - 1]
-        if int(dropped):
-            self.writer.dropped(int(dropped))
-        if int(stored) < 0:
-            return None
-        self.writer.wait(batch, int(stored), int(taken))
-        return batch
+    def _stored(self, notes: Sequence[bytes]) -> list[LetterBatch]:
+        """Act on what is not as it was asked for. Returns the batches that have ended: all letters of the others that
+        are left are sent again, at once or when there may be room."""
+        left = set[LetterBatch]()
+        for note in notes:
+            word, *numbers = note.split(b":")
+            number, *counts = map(int, numbers)
+            batch = self.batches[number - 1]
+            if word == DROPPED:
+                self.writer.dropped(*counts)
+                continue
+            if word == NO_ROOM:
+                self.writer.wait(batch, *counts)
+            else:
+                batch.refused(*counts)
+                if not batch.letters:
+                    continue
+                self.writer.submit([batch])
+            left.add(batch)
+        return [each for each in self.batches if each not in left]
 
 
 class InboxWriter:

@@ -368,10 +368,15 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
+def letter_at(position: int) -> bytes:
+    """A letter of a topic."""
+    return pack_letter(b"%040d" % position, b"", b"", b"\0\0\0\0")
+
+
 def put(writer: InboxWriter, device: str, position: int) -> Receipt:
     """Queue a letter of a topic."""
     receipt = Receipt()
-    writer.put((device,), "source:t", pack_letter(b"%040d" % position, b"", b"", b"\0\0\0\0"), receipt)
+    writer.put((device,), "source:t", letter_at(position), receipt)
     return receipt
 
 
@@ -432,6 +437,24 @@ async def test_batches_of_an_unavailable_server_are_not_sent_alone(writer: Inbox
     batcher.calls[0].done(BrokerUnavailable("gone"))
     assert len(batcher.calls) == 1
     assert all(isinstance(receipt.error, BrokerUnavailable) for receipt in receipts)
+
+
+async def test_letters_behind_refused_ones_are_sent_again(writer: InboxWriter, batcher: ManualBatcher) -> None:
+    """The receipts say which ones were refused, and are complete when the rest is stored."""
+    receipts = [put(writer, "phone", position) for position in range(1, 5)]
+    await turn()
+    batcher.calls[0].done([b"OK", 0, 0, 0, 2, b"REFUSED:1:2:3"])
+    assert [receipt.missing for receipt in receipts] == [1, 1, 1, 1]
+    refused = [letter_at(position) for position in (2, 3)]
+    assert receipts[0].refused == tuple(("phone", "source:t", letter) for letter in refused)
+    assert letter_at(4) in batcher.calls[1].packed
+    assert not any(each in batcher.calls[1].packed for each in map(letter_at, (1, 2, 3)))
+    batcher.calls[1].done([b"OK", 1, 0, 0, 0])
+    assert [receipt.missing for receipt in receipts] == [0, 0, 0, 0]
+    last = put(writer, "phone", 5)
+    await turn()
+    batcher.calls[2].done([b"OK", 0, 0, 0, 1, b"REFUSED:1:1:1"])
+    assert (last.missing, len(last.refused), len(batcher.calls)) == (0, 1, 3)
 
 
 async def test_unexpected_reply_is_an_error_of_the_sender(writer: InboxWriter, batcher: ManualBatcher) -> None:

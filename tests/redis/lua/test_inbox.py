@@ -105,6 +105,52 @@ async def test_add_letters_drops_expired_marks_of_sources(inbox: Inbox) -> None:
     assert await inbox.add("b", source="newest", first=1) == [0, 0, 0, 0]
 
 
+async def add_for_mqtt(inbox: Inbox, *stamps: str | int, first: int = 1, waits: bool = False) -> list[Any]:
+    """Add a letter of each stamp for an MQTT session; returns the raw reply. `first` is the position of the first."""
+    letters = [pack_letter(f"{position:016d}", stamp, "", seal(b"x")) for position, stamp in enumerate(stamps, first)]
+    args = (WEEK_MS, inbox.limit, 600_000, pack_letters([("source:&s", letters)]), int(waits), "call.1")
+    return list(await ADD_LETTERS(inbox.client, inbox.keys.device("phone")[:3], args))
+
+
+async def test_add_letters_refuses_those_for_an_mqtt_session_that_has_ended(inbox: Inbox) -> None:
+    """There is none, it has no connection and is of no length, or a clean start has not begun a new one yet."""
+    for _ in range(2):
+        assert await add_for_mqtt(inbox, "", 5) == [b"OK", 0, 0, 0, 2, b"REFUSED:1:1:2"]
+    assert await inbox.ttls() == {}
+    await inbox.open()
+    assert (await add_for_mqtt(inbox, ""))[4:] == [1, b"REFUSED:1:1:1"]
+    await inbox.client.execute_command("HSET", inbox.session, "mqtt", "0")
+    assert await add_for_mqtt(inbox, "") == [b"OK", 1, 0, 0, 0]
+    await inbox.client.execute_command("HDEL", inbox.session, "gateway")
+    assert await add_for_mqtt(inbox, "", "") == [b"OK", 0, 0, 0, 1, b"REFUSED:1:2:2"], "the first one is stored"
+    assert await inbox.refs() == [1]
+
+
+async def test_add_letters_refuses_those_that_are_older_than_an_mqtt_session(inbox: Inbox) -> None:
+    """Again where the reply was lost, and none behind them is stored meanwhile: its mark would hide them."""
+    await inbox.open()
+    now = await inbox.now_ms()
+    await inbox.client.execute_command("HSET", inbox.session, "mqtt", "60", "since_ms", now)
+    for _ in range(2):
+        assert await add_for_mqtt(inbox, now - 2, now - 1, now) == [b"OK", 0, 0, 0, 2, b"REFUSED:1:1:2"]
+        assert await inbox.refs() == []
+    for stored in (1, 0):
+        assert await add_for_mqtt(inbox, now, first=3) == [b"OK", stored, 0, 0, 0]
+
+
+async def test_add_letters_says_what_has_no_room_at_an_mqtt_session(client: Client, keys: Keys) -> None:
+    """Its client is connected: the rest waits. Where it does not wait, the oldest ones make room."""
+    inbox = Inbox(client, keys, limit=2)
+    epoch, _ = await inbox.open()
+    await client.execute_command("HSET", inbox.session, "mqtt", "60")
+    for stored in (2, 0):
+        assert await add_for_mqtt(inbox, "", "", "", waits=True) == [b"OK", stored, 0, 0, 0, b"NO_ROOM:1:2:0"]
+    assert await add_for_mqtt(inbox, "", first=3) == [b"OK", 1, 1, 0, 0, b"DROPPED:1:1"]
+    await inbox.ack(epoch, 2)
+    assert await add_for_mqtt(inbox, "", "", first=4, waits=True) == [b"OK", 1, 0, 0, 0, b"NO_ROOM:1:1:1"]
+    assert await inbox.refs() == [3, 4]
+
+
 # -- open_session and close_session -----------------------------------------------------------------------------------
 
 

@@ -2,17 +2,21 @@
 -- KEYS     per device: messages zset, session hash, expiry zset
 -- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int  4 an array of MessagePack, per device: field of its
 --          source's mark, n:int, n times: position, stamp's start ('' = now), ttl_ms, envelope  5 wait:0|1  6 call's name
--- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then for an MQTT session
---          that is full: number:dropped:letters before the first without room (or -1):taken; has ended: number:1st:-2:last
--- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
---          assigned here. A session hash that is new, or was lost, is known to no session: its first letter rings. With
---          `wait`, what has no room at a connected client is not stored. A since_ms ahead of a set-back clock is void.
--- USES     whole, whole_or, count_up, taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, inbox_state, push_of, end_letter, first_letter, count_in, may_write
+-- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then of MQTT sessions, each
+--          with the number of the device in this call, from 1:
+--          'REFUSED:device:first:last' they are not for the session it has now; those behind them are not stored yet
+--          'NO_ROOM:device:stored:taken' the letters behind so many wait for room; its client has taken so many so far
+--          'DROPPED:device:count' so many older letters have made room
+-- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Those that
+--          are refused raise no mark, so that a call whose reply is lost refuses them again. Seqs are assigned here. A
+--          session hash that is new, or was lost, is known to no session: its first letter rings. With `wait`, what has
+--          no room at a connected client is not stored. A since_ms ahead of a set-back clock is void.
+-- USES     whole, whole_or, count_up, count_in, taken_ids, make_room, refuse_letters, fit_letters, last_seq, forget_marks, note_letters, inbox_state, push_of, end_letter, first_letter, may_write
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
 local latest, tail = now + life, struct.pack('>I6', now + life)
 local at_latest, renewed = string.format('%.0f', latest), string.format('%.0f', latest + math.floor(life / 64))
-local total, full, refs, moment = { stored = 0, dropped = 0, expired = 0, late = 0 }, {}, {}, '@' .. time[1]
+local total, notes, refs, moment = { stored = 0, dropped = 0, expired = 0, late = 0 }, {}, {}, '@' .. time[1]
 local plain, tonumber, format, was_new, at = struct.pack('>BI6', 1, now) .. tail, tonumber, string.format, false, 1
 local function add(inbox, session, expiry, source, from, to, number)
   local is_mqtt = source:byte(8) == 38  -- '&'
@@ -21,21 +25,17 @@ local function add(inbox, session, expiry, source, from, to, number)
     total.stored = total.stored + 1
     return
   end
-  local state = inbox_state(session, source, is_mqtt)
-  local known, mark, since = tonumber(state[1] or ''), state[5] or '', ''
-  if known and not (known >= 0 and known < 9007199254740992) then known = nil end -- of another client: as missing
-  if mark:byte(#letters[from] + 1) ~= 64 then mark = '' end -- '@'
-  if state[4] and (whole(state[4]) or latest) <= now + 1 then since = struct.pack('>BI6', 1, state[4]) end
-  if is_mqtt and (not state[6] or state[6] == '0' and not state[7]) then
-    total.late, full[#full + 1] = total.late + letters[from - 1], number .. ':1:-2:' .. letters[from - 1]
-    return
-  elseif is_mqtt and state[7] and ARGV[5] == '1' then
-    to = fit_letters(letters, from, to, mark, inbox, session, expiry, limit, now, full, number)
+  local state, known, mark, since = inbox_state(session, source, is_mqtt, #letters[from], now, latest)
+  if is_mqtt then
+    if refuse_letters(total, notes, letters, from, to, state, mark, since, session, number) then return end
+    if state[7] and ARGV[5] == '1' then
+      to = fit_letters(total, notes, letters, from, to, mark, inbox, session, expiry, limit, now, number)
+    end
   end
   local size = call('ZCARD', inbox)
   was_new = size == 0 and not known
   local last, newest, top = known and state[1] or size > 0 and last_seq(inbox, session) or '0', mark, 0
-  local seq, before, letter, ring, pushed, refused = tonumber(last), last, nil, '', nil, nil
+  local seq, before, letter, ring, pushed = tonumber(last), last, nil, '', nil
   local taken = seq + size + to > 65535 and taken_ids(inbox, seq + size + (to - from + 1) / 4)
   for i = from, to, 4 do
     if letters[i] > newest then
@@ -45,7 +45,6 @@ local function add(inbox, session, expiry, source, from, to, number)
       if letters[i + 2] ~= '' then stamp, ends, is_over = end_letter(stamp, letters[i + 2], now, latest) end
       if is_late or is_over then
         count_in(total, session, is_late and 'late' or 'expired', 1)
-        if is_late and is_mqtt then refused = { refused and refused[1] or (i - from) / 4 + 1, (i - from) / 4 + 1 } end
       else
         repeat seq = seq + 1 until not taken or not taken[seq % 65535]
         last, letter = format('%d', seq), stamp .. letters[i + 3]
@@ -55,21 +54,17 @@ local function add(inbox, session, expiry, source, from, to, number)
       end
     end
   end
-  if refused then full[#full + 1] = format('%d:%d:-2:%d', number, refused[1], refused[2]) end
   if newest == mark then return end
   if known and mark == '' then forget_marks(session, now - ARGV[3]) end
-  local is_renewed, is_idle = (tonumber(state[2] or 0) or 0) < latest or #state[2] ~= #renewed, top > 0 and state[3] == '1'
-  local till = is_renewed and renewed or state[2]
-  if top > 0 and call('ZADD', inbox, unpack(refs, 1, top)) and (is_renewed or size == 0) then call('PEXPIREAT', inbox, till) end
+  local is_renewed = (tonumber(state[2] or 0) or 0) < latest or #state[2] ~= #renewed
+  local is_idle, till = top > 0 and state[3] == '1', is_renewed and renewed or state[2]
+  if top > 0 then call('ZADD', inbox, unpack(refs, 1, top)) end
+  if top > 0 and (is_renewed or size == 0) then call('PEXPIREAT', inbox, till) end
   if is_idle and is_mqtt and top == 2 and ARGV[6] then ring, pushed = push_of(state, before, last, ARGV[6], letter) end
   note_letters(session, last, source, newest .. moment, till, is_renewed, is_idle, pushed)
   total.stored, size = total.stored + top / 2, size + top / 2
-  if size > limit then
-    local dropped, expired = make_room(inbox, session, expiry, size - limit, now)
-    count_in(total, session, 'dropped', dropped)
-    count_in(total, session, 'expired', expired)
-    if is_mqtt and dropped > 0 then full[#full + 1] = number .. ':' .. dropped .. ':-1:0' end
-  end
+  local dropped = size > limit and make_room(total, inbox, session, expiry, size - limit, now) or 0
+  if is_mqtt and dropped > 0 then notes[#notes + 1] = format('DROPPED:%d:%d', number, dropped) end
   if is_idle or top > 0 and not known then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', ring) end
 end
 may_write('SET DEL PEXPIREAT ZADD ZREM SPUBLISH', KEYS[1], 'HSET HINCRBY HDEL', KEYS[2])
@@ -77,4 +72,4 @@ for key = 1, #KEYS, 3 do
   add(KEYS[key], KEYS[key + 1], KEYS[key + 2], letters[at], at + 2, at + 1 + 4 * letters[at + 1], (key + 2) / 3)
   at = at + 2 + 4 * letters[at + 1]
 end
-return { 'OK', total.stored, total.dropped, total.expired, total.late, unpack(full) }
+return { 'OK', total.stored, total.dropped, total.expired, total.late, unpack(notes) }

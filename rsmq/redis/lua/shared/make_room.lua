@@ -1,11 +1,13 @@
--- removes letters that are too many: first the expired, then the oldest, never those in the middle of a handshake;
--- at most 1000 of each, so that a call stays short; returns how many were dropped, and how many had expired
-local function make_room(inbox, session, expiry, over, now)
+-- removes letters that are too many, and counts them: first the expired, then the oldest, never those in the middle of
+-- a handshake; at most 1000 of each, so that a call stays short. Returns how many were dropped, and how many had
+-- expired. Uses `count_in`
+local function make_room(total, inbox, session, expiry, over, now)
   local expired, held, nheld, old, names = 0, {}, 0, {}, {}
   local gone = redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 1000)
   if #gone > 0 then
     redis.call('ZREM', expiry, unpack(gone))
     expired = redis.call('ZREM', inbox, unpack(gone))
+    count_in(total, session, 'expired', expired)
   end
   over = math.min(over - expired, 1000)
   if over <= 0 then return 0, expired end
@@ -22,5 +24,7 @@ local function make_room(inbox, session, expiry, over, now)
   local dropped = redis.call('DEL', unpack(names))
   redis.call('ZREM', inbox, unpack(old))
   redis.call('ZREM', expiry, unpack(old))
+  count_in(total, session, 'dropped', dropped)
+  count_in(total, session, 'expired', #old - dropped)
   return dropped, expired + #old - dropped
 end
