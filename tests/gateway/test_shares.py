@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +35,8 @@ from tests.servers import Server
 
 Make = Callable[..., RawClient]
 KEPT = {"clean": False, "raw_props": b"\x11\0\0\0\x3c"}
+TURNS = 10
+SEEDS = 100 if os.environ.get("CHAOS") else 3
 
 
 async def has_ended(broker: Broker, client_id: str) -> None:
@@ -587,6 +591,66 @@ async def test_what_a_member_has_of_several_partitions_goes_to_another_one(
     await gets_all(staying, 40)
     for topic in ("early", "late"):
         await broker.topics.delete(f"{name}-{topic}")
+
+
+async def acks_some(member: RawClient, chance: random.Random) -> set[bytes]:
+    """What has come to a member up to now, as far as it acknowledges that."""
+    member.send(p.PING)
+    done = set[bytes]()
+    while (got := await member.take()).kind != 13:
+        if got.kind == 3 and chance.random() < 0.5:
+            member.send(p.ack(4, got.packet_id))
+            done.add(got.payload)
+    return done
+
+
+async def comes_and_goes(
+    client: Make, member: str, share: str, ports: Sequence[int], chance: random.Random
+) -> set[bytes]:
+    """A member connects and leaves in every way, again and again. Returns what it has acknowledged."""
+    done = set[bytes]()
+    for turn in range(TURNS):
+        is_last = turn == TURNS - 1
+        options = {} if is_last or chance.random() < 0.5 else KEPT
+        one = await client(5, chance.choice(ports)).connect(member, **options)
+        await one.subscribe((share, 1))
+        for _ in range(chance.randrange(4)):
+            done |= await acks_some(one, chance)
+        way = "disconnect" if is_last else chance.choice(["disconnect", "end", "abort", "unsubscribe", "stay"])
+        if way == "disconnect":
+            one.send(p.DISCONNECT)
+        elif way == "end":
+            one.send(p.packet(0xE0, b"\0", p.props(5, b"\x11\0\0\0\0")))
+        elif way == "abort":
+            one.abort()
+        elif way == "unsubscribe":
+            one.send(p.unsubscribe([share], 3, 5))
+    return done
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_no_message_of_a_share_is_lost_while_its_members_come_and_go(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str, seed: int
+) -> None:
+    """One member stays. The others connect to two gateways, with clean starts and without, take each other's messages
+    over, and acknowledge half of what they get."""
+    chance, count = random.Random(seed), 300
+    staying, sender = await client(5).connect(f"{name}-s"), await client().connect(f"{name}-p")
+    await staying.subscribe((f"$share/g/{name}", 1))
+
+    async def publish() -> None:
+        for number in range(count):
+            await sender.publish(name, b"%d" % number)
+
+    with GatewayProcess(server.url, fleet_prefix, routes={"ingest/#": "ingest"}) as other:
+        ports = (gateway.port, other.port)
+        members = [comes_and_goes(client, f"{name}-{n}", f"$share/g/{name}", ports, chance) for n in range(3)]
+        _, *done = await asyncio.gather(publish(), *members)
+        left = {b"%d" % number for number in range(count)}.difference(*done)
+        async with asyncio.timeout(60):
+            while left:
+                left.difference_update(await drain(staying))
+                await asyncio.sleep(0.01)
 
 
 def members_of(*clients: str) -> dict[str, dict[str, Subscription]]:
