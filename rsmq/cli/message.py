@@ -202,7 +202,7 @@ def find(
 
     found = ask(url, search)
     rows = (
-        (each.at, f"{each.partition}/{each.stream_id or '-'}", each.id, each.key, each.letter, preview(each))
+        (timestamp(each.at), f"{each.partition}/{each.stream_id or '-'}", each.id, each.key, each.letter, preview(each))
         for each in found.hits
     )
     nothing = f"no such message ({count(found.looked_at, 'message')} looked at)"

@@ -171,7 +171,9 @@ def test_messages_are_found_by_a_field(cli: Cli) -> None:
     found = cli.json("message", "find", "orders", "--where", "n=1", "--header", "a=b", "--key", "k")
     assert [each["id"] for each in found] == [first]
     assert "not all was looked at" in cli("message", "find", "orders", "--scan", "1", "--json").stderr
-    assert first in cli.ok("message", "find", "orders", "--where", "n=1")
+    shown = cli.ok("message", "find", "orders", "--where", "n=1")
+    assert first in shown
+    assert re.search(r"\d\d:\d\d:\d\dZ", shown), "the time is shown as by other commands"
     assert "no such message" in cli.ok("message", "find", "orders", "--where", "n=3")
 
 
