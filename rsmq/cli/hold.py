@@ -19,7 +19,11 @@ app = noun("Holds: list, begin, end.")
 
 Name = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="What the handler's rate, limit or breaker counts by. Default: all."),
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="The name, such as a provider: what a rate, limit or breaker counts by. Default: all messages.",
+    ),
 ]
 OneGroup = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only in this group.")]
 

@@ -261,7 +261,7 @@ def reschedule(
     message: MessageId,
     topic: Annotated[str, typer.Option("--topic", help="The topic.", show_default=False)],
     delay: Annotated[timedelta | None, duration_option("Deliver it after this time from now, such as 5s.")] = None,
-    at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
+    at: Annotated[datetime | None, time_option("Deliver it at this time, such as 2026-01-31T12:00:00Z.")] = None,
     key: OfKey = None,
     group: Annotated[str | None, typer.Option("--group", help="Only where it waits for a retry of this group.")] = None,
     url: Url = None,

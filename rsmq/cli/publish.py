@@ -43,7 +43,7 @@ def publish(
     band: Annotated[str | None, typer.Option(help="A band of the topic, such as urgent.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. May be repeated.")] = None,
     delay: Annotated[timedelta | None, duration_option("Deliver it after this time, such as 5s.")] = None,
-    at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
+    at: Annotated[datetime | None, time_option("Deliver it at this time, such as 2026-01-31T12:00:00Z.")] = None,
     expires: Annotated[timedelta | None, duration_option("No attempt starts after this time, such as 1h.")] = None,
     dead: Annotated[bool, typer.Option("--dead", help="With --expires: a dead letter then, not dropped.")] = False,
     unique: Annotated[str | None, typer.Option(metavar="NAME", help="One message at a time has this name.")] = None,

@@ -70,7 +70,8 @@ def set_(
     ] = None,
     max_length: Annotated[int | None, typer.Option(min=0, help="Limit of messages in a partition; 0: none.")] = None,
     on_full: Annotated[
-        Literal["reject", "trim"] | None, typer.Option(help="What a publish to a full topic does.")
+        Literal["reject", "trim"] | None,
+        typer.Option(help="When it is full: reject a publish, or trim the oldest messages, handled or not."),
     ] = None,
     retention_age: Annotated[
         timedelta | None, duration_option("Keep settled messages for this time, such as 1d.")
