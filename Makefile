@@ -65,7 +65,7 @@ bench: $(READY) ## CPU per message beside the bare client and beside other queue
 
 chaos: $(READY) ## Every fault of tests/chaos/README.md on every server, 20 000 seeds (hours); ONLY="sigkill ..." for some faults
 	@$(BIN)/python -m tests.chaos $(ONLY) $(if $(PIECES),--pieces $(PIECES)) $(if $(MINUTES),--minutes $(MINUTES))
-	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster tests/pipeline tests/sentinel tests/chaos/test_bands_run.py tests/chaos/test_upgrade.py tests/chaos/test_dying.py)
+	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster tests/pipeline tests/sentinel tests/chaos/test_bands_run.py tests/chaos/test_upgrade.py tests/chaos/test_dying.py tests/testing/test_upgrade.py)
 	@$(if $(ONLY),:,$(BIN)/python -m tests.chaos.notifications_run)
 	@$(if $(ONLY),:,$(BIN)/python -m tests.sql.bank --transfers 30000 --batch --die 0.0005 --every 3 --on sentinel)
 	@$(if $(ONLY),:,$(BIN)/python -m tests.sql.bank --transfers 30000 --batch --die 0.0005 --every 3 --on cluster)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from rsmq import BrokerError
 from tests.chaos.checker import Finding, History, Name, Verdict, check
 from tests.chaos.ledger import Event
+from tests.chaos.release import NEW, Release
 from tests.chaos.scenario_run import ScenarioRun
 from tests.chaos.worker import TOPIC
 from tests.gateway.ledger import Publisher, Roamer, Subscriber
@@ -61,12 +62,14 @@ class GatewayRun(ScenarioRun):
 
     # -- gateways --------------------------------------------------------------------------------------------------
 
-    async def start_gateways(self, count: int) -> list[GatewayProcess]:
-        """Start gateways, and let clients connect to them."""
+    async def start_gateways(self, count: int, release: Release = NEW) -> list[GatewayProcess]:
+        """Start gateways of a release, and let clients connect to them."""
+        environment = None if release is NEW else release.environment
         new = [
             GatewayProcess(
                 self._gateway_url, self.job.prefix, routes={"work/#": TOPIC}, lease=LEASE,
                 settings={"lease_ttl": "PT2S", "presence_grace": "PT0.5S", "presence_interval": "PT0.1S"},
+                environment=environment,
             )
             for _ in range(count)
         ]  # fmt: skip
@@ -77,9 +80,17 @@ class GatewayRun(ScenarioRun):
 
     async def kill(self, victim: GatewayProcess) -> None:
         """SIGKILL. Its clients go elsewhere."""
-        self.ports.remove(victim.port)
-        self.gateways.remove(victim)
+        self._leaves(victim)
         await asyncio.to_thread(victim.kill)
+
+    async def stop(self, leaver: GatewayProcess) -> None:
+        """SIGTERM, and wait for its end. Its clients go elsewhere."""
+        self._leaves(leaver)
+        assert await asyncio.to_thread(leaver.stop) == 0, leaver.log()
+
+    def _leaves(self, one: GatewayProcess) -> None:
+        self.ports.remove(one.port)
+        self.gateways.remove(one)
 
     def holding(self, client_id: str) -> GatewayProcess:
         """The gateway that a client is connected to; any one if it is connecting."""

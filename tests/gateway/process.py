@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from subprocess import Popen
 from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, Self
@@ -26,13 +28,17 @@ ROOT = Path(__file__).parents[2]
 class GatewayProcess:
     """A gateway that can be killed, paused and stopped. Its log is a file: a pipe that is full would stop it."""
 
-    def __init__(self, url: str, prefix: str, **options: Any) -> None:
+    def __init__(self, url: str, prefix: str, *, environment: Mapping[str, str] | None = None, **options: Any) -> None:
+        """`environment` is that of another release, which a fork of this process cannot be."""
         ours, theirs = os.pipe()
         self._output, self._log = os.fdopen(ours), TemporaryFile()  # noqa: SIM115 - they are open as long as it runs
-        self._process = forks.start(
-            "tests.gateway.process", url, prefix, json.dumps(options), cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=theirs, stderr=self._log,
-        )  # fmt: skip
+        command = ("tests.gateway.process", url, prefix, json.dumps(options))
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+        self._process: Popen[bytes] | forks.ForkedProcess
+        if environment:
+            self._process = Popen([sys.executable, "-m", *command], cwd=ROOT, env=env, stdout=theirs, stderr=self._log)
+        else:
+            self._process = forks.start(*command, cwd=ROOT, env=env, stdout=theirs, stderr=self._log)
         os.close(theirs)
         self._ports: list[int] = []
         self._logged = ""
@@ -146,6 +152,7 @@ if __name__ == "__main__":
     import logging
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    logging.info("version: %s", sys.modules["rsmq"].__file__)
     anyio.run(
         main, sys.argv[1], sys.argv[2], json.loads(sys.argv[3]),
         backend_options={"use_uvloop": bool(os.environ.get("UVLOOP"))},

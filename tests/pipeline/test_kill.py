@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from rsmq.model.settings import Settings
+from tests.chaos.release import NEW, Release
 from tests.pipeline.terminal import Terminal
 from tests.pipeline.vault import Vault
 from tests.servers import wait_until
 
-ROOT = Path(__file__).parents[2]
 COUNT = 12_000
 SPARK = ("--engine", "spark")
 
@@ -27,10 +26,11 @@ pytestmark = [pytest.mark.long_chaos("minutes"), pytest.mark.timeout(900)]
 class Command:
     """`rsmq pipeline ...` in a process group of its own, with a JVM and Python workers of its own."""
 
-    def __init__(self, settings: Settings, *words: str, stderr: int | None = None) -> None:
+    def __init__(self, settings: Settings, *words: str, stderr: int | None = None, release: Release = NEW) -> None:
         variables = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RSMQ_", "SPARK_"))},
-            "RSMQ_URL": settings.url or "", "RSMQ_PREFIX": settings.prefix, "PYTHONPATH": str(ROOT), "TERM": "xterm",
+            "RSMQ_URL": settings.url or "", "RSMQ_PREFIX": settings.prefix, "TERM": "xterm",
+            "PYTHONPATH": str(release.site), "PYTHONSAFEPATH": "1",
             "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,
         }  # fmt: skip
         self.process = subprocess.Popen(

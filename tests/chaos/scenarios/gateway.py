@@ -12,6 +12,7 @@ from tests.chaos.catalogue import scenario
 from tests.chaos.checker import History, Verdict, check
 from tests.chaos.gateway_run import LEASE, GatewayRun
 from tests.chaos.ledger import Event
+from tests.chaos.release import NEW, Release
 from tests.chaos.scenario_run import IS_LONG
 from tests.chaos.testbed import Testbed
 from tests.gateway import packets as p
@@ -24,10 +25,12 @@ KEPT_MINUTE = b"\x11\0\0\0\x3c"
 """The property Session Expiry Interval of a minute."""
 
 
-async def run_on(testbed: Testbed, server: Server, *, count: int, url: str = "", nodes: int = NODES) -> GatewayRun:
+async def run_on(
+    testbed: Testbed, server: Server, *, count: int, url: str = "", nodes: int = NODES, release: Release = NEW
+) -> GatewayRun:
     """A run with gateways, one worker with a handler, and clients that publish so many messages each."""
     run = await testbed.begin(GatewayRun, server.url, workers=1, gateway_url=url)
-    await run.start_gateways(nodes)
+    await run.start_gateways(nodes, release)
     await run.publish_all(count)
     return run
 

@@ -13,6 +13,7 @@ from tests.chaos.processes import ChaosProcess
 from tests.chaos.release import NEW, Release, earlier_release
 from tests.chaos.release_process import ReleaseJob, Style
 from tests.chaos.scenario_run import ScenarioRun
+from tests.chaos.scenarios.gateway import KEPT, NODES, run_on, size
 from tests.chaos.scenarios.keys import PARTITIONS
 from tests.chaos.testbed import Testbed, ask
 from tests.chaos.worker import GROUP, TOPIC
@@ -121,6 +122,25 @@ async def rolling_upgrade_without_leases(testbed: Testbed) -> Verdict:
 async def rolling_upgrade_of_devices(testbed: Testbed) -> Verdict:
     """A device's session moves between gateways of two releases while both feed and send."""
     return await _upgrade(testbed, "inboxes")
+
+
+@scenario("52", injection="three MQTT gateways of an earlier commit's wheel and of this one replace each other one by "
+          "one under load, there and back; in each direction one is killed",
+          bound=KEPT, is_cheap=True)  # fmt: skip
+async def rolling_upgrade_of_gateways(testbed: Testbed) -> Verdict:
+    """MQTT clients move between gateways of two releases, with what they have not acknowledged."""
+    old = await anyio.to_thread.run_sync(earlier_release)
+    count = size(testbed, 60)
+    run = await run_on(testbed, await testbed.shared_server(), count=count, release=old)
+    run.note = f"from {old.name}"
+    steps = [NEW] * NODES + [old] * NODES
+    for number, release in enumerate(steps):
+        await run.reaches(4 * count * (number + 1) // (len(steps) + 2))
+        (arrival,) = await run.start_gateways(1, release)
+        assert f"version: {release.site}/rsmq/__init__.py" in arrival.log(), arrival.log()
+        await (run.kill if number % NODES == 1 else run.stop)(run.gateways[0])
+        await run.recovers()
+    return await run.judge()
 
 
 async def _upgrade(testbed: Testbed, style: Style, *, loses_leases: bool = False) -> Verdict:
