@@ -23,7 +23,7 @@ from rsmq.cli.gateway_metrics import serving
 from rsmq.cli.load_broker import load_object
 from rsmq.cli.log import Level, log_to_stderr, logging_of_module
 from rsmq.cli.parameters import Url, example, options_of
-from rsmq.cli.serve import STDIN
+from rsmq.cli.serve import STDIN, python_rsmq
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
 from rsmq.telemetry.listener import Address
@@ -66,7 +66,7 @@ def gateway(
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
     if processes > 1 and not child:
         log_to_stderr(log_level, as_json=as_json)
-        command = [sys.executable, "-m", "rsmq", *sys.argv[1:], "--child"]
+        command = [*python_rsmq(), *sys.argv[1:], "--child"]
         supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)), rereads=True)
         raise typer.Exit(anyio.run(supervisor.run))
     with logging_of_module(log_level, as_json=as_json):
@@ -80,7 +80,9 @@ def gateway(
     if listen:
         found.listen = tuple(listen)
     for each in route or ():
-        pattern, _, target = each.rpartition("=")
+        pattern, equals, target = each.rpartition("=")
+        if not equals:
+            raise ConfigError(f"--route {each!r} names no topic: write FILTER=TOPIC, such as 'sensors/#=sensors'")
         topic, _, band = target.partition("@")
         found.route(pattern, topic=topic, band=band or None)
     address = None if metrics is None else Address.parse(metrics).of_slot(slot)

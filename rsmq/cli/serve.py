@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import anyio
 
 from rsmq.broker import Broker
+from rsmq.cli.load_broker import current_directory
 from rsmq.handler.failure import describe
 from rsmq.handler.selection import Serving
 from rsmq.model.interrupt import mark
@@ -194,6 +196,14 @@ async def ending_at_signals() -> AsyncIterator[None]:
             tasks.start_soon(end)
             yield
             tasks.cancel_scope.cancel()
+
+
+def python_rsmq() -> tuple[str, ...]:
+    """The command `rsmq` for a child process. It does not look for modules in the current directory first, unless rsmq
+    itself lies there: an application may have a module `redis` or `queue`, which the command would find in place of the
+    package of this name."""
+    alone = () if Path(__file__).parents[2] == current_directory() else ("-P",)
+    return (sys.executable, *alone, "-m", "rsmq")
 
 
 def leave(code: int) -> None:

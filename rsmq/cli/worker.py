@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from datetime import timedelta
@@ -18,10 +17,10 @@ from pydantic import TypeAdapter
 
 from rsmq.broker import Broker
 from rsmq.cli.failure import exit_code
-from rsmq.cli.load_broker import current_directory, load_broker
+from rsmq.cli.load_broker import load_broker
 from rsmq.cli.log import Level, log_to_stderr, logging_of_module
 from rsmq.cli.parameters import Url, duration_option, example
-from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave
+from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave, python_rsmq
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.handler.selection import Serving
 from rsmq.redis.embedded.server import log_server
@@ -86,17 +85,7 @@ def worker(
         serve(service, target, metrics, slot, log_level, is_child=child, is_json=as_json)
         return
     log_to_stderr(log_level, as_json=as_json)
-    command = [
-        sys.executable,
-        *without_the_directory(),
-        "-m",
-        "rsmq",
-        "worker",
-        target,
-        "--child",
-        "--log-level",
-        log_level,
-    ]
+    command = [*python_rsmq(), "worker", target, "--child", "--log-level", log_level]
     command += [] if grace is None else ["--grace", TypeAdapter(timedelta).dump_python(grace, mode="json")]
     command += ["--json"] if as_json else []
     command += [] if metrics is None else ["--metrics", str(Address.parse(metrics))]
@@ -108,12 +97,6 @@ def worker(
         command += [part for value in values if value is not None for part in (name, str(value))]
     supervisor = Supervisor(command, processes, watcher() if reload else None, lambda slot: ("--slot", str(slot)))
     raise typer.Exit(anyio.run(supervisor.run))
-
-
-def without_the_directory() -> tuple[str, ...]:
-    """An option by which `-m` does not look in the current directory first: an application may have a module `redis` or
-    `queue`, which the command `rsmq` does not find before those of the same name. Not where rsmq itself lies there."""
-    return () if Path(__file__).parents[2] == current_directory() else ("-P",)
 
 
 def serve(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -60,7 +62,21 @@ def test_a_gateway_refuses_options_and_wrong_values(cli: Cli, tmp_path: Path) ->
         (("app:gateway", "--most-levels", "2"), "is a Gateway: give it its options in the code"),
         (("app:broker", "--most-levels", "0"), "most_levels is 0: use a number from 1 to"),
         (("app:broker", "--lease", "0s"), "lease is 0: use a longer time"),
+        (("app:broker", "--route", "sensors/#"), "names no topic: write FILTER=TOPIC, such as 'sensors/#=sensors'"),
     ):
         done = cli("gateway", *words)
         assert done.returncode == 2
         assert why in done.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--processes", "2"), ("--proxy", "10.0.0.0/8")])
+def test_an_address_where_nobody_can_listen_is_one_line(cli: Cli, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """As where another broker has the port: starting again would not mend it."""
+    (tmp_path / "app.py").write_text("from rsmq import Broker\n\nbroker = Broker()\n")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        done = cli("gateway", "app:broker", "--anonymous", "--listen", f"mqtt://{address}", *more)
+    assert done.returncode == 2
+    said = f"rsmq: cannot listen at {address}: address already in use"
+    assert said in done.stderr.lower().splitlines(), done.stderr
+    assert "Traceback" not in done.stderr

@@ -181,6 +181,16 @@ def test_child_beside_a_module_called_redis_that_takes_signals_stops_in_order(cl
     assert (cli.directory / "done").exists()
 
 
+def test_gateways_beside_a_module_called_redis_listen(cli: Cli, start: Start) -> None:
+    """Their processes, too, find the packages that the command finds."""
+    write_app(cli)
+    (cli.directory / "redis.py").write_text("client = None")
+    gateway = start("gateway", "app:broker", "--listen", "mqtt://127.0.0.1:0", "--anonymous", "--processes", "2")
+    gateway.expect("listens on", 2)
+    gateway.signal(signal.SIGTERM)
+    assert gateway.end() == 0, "\n".join(gateway.lines)
+
+
 def test_module_is_loaded_where_the_current_directory_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a deployment that replaces it: installed modules are found, and an error names the cause."""
     (gone := tmp_path / "gone").mkdir()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
+from rsmq.errors import ConfigError
 from rsmq.gateway.connections.client import ClientConnection
 from rsmq.gateway.connections.client_protocol import ClientProtocol
 from rsmq.gateway.connections.context import Context
@@ -41,7 +42,7 @@ class MqttProtocol(ClientProtocol):
 
 
 async def listen(context: Context, address: MqttAddress) -> asyncio.Server | ProxiedServer:
-    """Accept connections on an address."""
+    """Accept connections on an address. Raises ConfigError where that is not possible."""
     encryption: dict[str, Any] = {}
     if address.is_encrypted:
         seconds = context.rules.options.connect_timeout.total_seconds()
@@ -49,9 +50,13 @@ async def listen(context: Context, address: MqttAddress) -> asyncio.Server | Pro
     kind: Callable[..., asyncio.Protocol] = MqttProtocol
     if address.is_web:
         kind = import_module("rsmq.gateway.connections.web_socket").WebSocketProtocol  # its package is an extra
-    if context.rules.proxies:
-        sockets = bound(address.host, address.port, BACKLOG)
-        return ProxiedServer(context, sockets, lambda client: kind(context, client), encryption)
-    return await asyncio.get_running_loop().create_server(
-        lambda: kind(context), address.host, address.port, backlog=BACKLOG, reuse_port=True, **encryption
-    )
+    try:
+        if context.rules.proxies:
+            sockets = bound(address.host, address.port, BACKLOG)
+            return ProxiedServer(context, sockets, lambda client: kind(context, client), encryption)
+        return await asyncio.get_running_loop().create_server(
+            lambda: kind(context), address.host, address.port, backlog=BACKLOG, reuse_port=True, **encryption
+        )
+    except OSError as error:
+        why = str(error.strerror or error).rpartition(": ")[2]  # asyncio says the address once more
+        raise ConfigError(f"cannot listen at {address.host}:{address.port}: {why}") from None
