@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Final
 
 import anyio
@@ -129,6 +130,9 @@ class Gateway:
 
     def authorize(self, function: Authorize) -> Authorize:
         """Register `def (client_id, user, "read" or "write", topic name or filter) -> bool`."""
+        if iscoroutinefunction(function):
+            name = getattr(function, "__name__", "it")
+            raise ConfigError(f"{name} is async, and would allow everything: write def, not async def")
         self._authorize = function
         return function
 

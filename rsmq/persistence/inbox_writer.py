@@ -58,8 +58,9 @@ class Receipt:
         return f"<Receipt missing={self.missing}{f' {self.error!r}' if self.error else ''}>"
 
 
-OWN: Final = "source:~"
-"""What the sources begin with of letters that a process sends itself."""
+OWN, RETAINED = "source:~", "source:&~"
+"""What the sources begin with of letters that a process sends itself, and of retained messages for a subscription. The
+latter wait for room in an inbox, as all letters of a subscription do."""
 MOST_LETTERS: Final = 500
 """Letters in one script call: about 2 ms of the server's time."""
 MOST_DEVICES: Final = 64
@@ -94,7 +95,7 @@ class DeviceQueue:
     @property
     def is_topic(self) -> bool:
         """Whether its letters come from a partition, and come again until its group has settled them."""
-        return not self.source.startswith(OWN)
+        return not self.source.startswith((OWN, RETAINED))
 
     def add_batch(self, server: int) -> LetterBatch:
         """A new batch behind the others, which the next letter joins."""
@@ -276,6 +277,7 @@ class InboxWriter:
         self._limit = int(settings.payload_limit)
         self._options = (to_ms(settings.inbox_ttl), settings.inbox_limit, mark_ttl_ms(settings))
         self._sender = f"{OWN}{secrets.token_hex(5)}"
+        self._retained = self._sender.replace(OWN, RETAINED)
         self._count = 0
         self._calls = 0
         self.server = 0
@@ -320,10 +322,10 @@ class InboxWriter:
         self._put(device, envelope, expiry_ms(expires), receipt)
         await receipt.complete()
 
-    async def store(self, device: str, envelope: bytes, ttl: Value) -> None:
-        """Store one letter whose envelope is sealed already. `ttl` is in milliseconds, or empty for none of its own."""
+    async def retain(self, device: str, envelope: bytes, ttl: Value) -> None:
+        """Store a retained message for a new subscription. `ttl` is in milliseconds, or empty for none of its own."""
         receipt = Receipt()
-        self._put(device, envelope, ttl, receipt)
+        self._put(device, envelope, ttl, receipt, self._retained)
         await receipt.complete()
 
     async def send_many(
@@ -363,9 +365,9 @@ class InboxWriter:
                 break
         return receipt if size else None  # `receipt.missing` may be 0 again: stored already
 
-    def _put(self, device: str, envelope: bytes, ttl: Value, receipt: Receipt) -> None:
+    def _put(self, device: str, envelope: bytes, ttl: Value, receipt: Receipt, source: str = "") -> None:
         self._count += 1
-        self.put((device,), self._sender, pack_letter(b"%016d" % self._count, b"", ttl, envelope), receipt)
+        self.put((device,), source or self._sender, pack_letter(b"%016d" % self._count, b"", ttl, envelope), receipt)
 
     # -- from any source ------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class GatewayProcess:
 
 async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
     settings = given.pop("settings", {})
-    routes, deny = given.pop("routes", {}), given.pop("deny", ())
+    routes, deny, fails = given.pop("routes", {}), given.pop("deny", ()), given.pop("fails", ())
     for name in ("session_expiry", "connect_timeout", "lease", "keep_alive", "sys_interval", "full_inbox_wait"):
         if name in given:
             given[name] = timedelta(seconds=given[name])
@@ -133,6 +133,8 @@ async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
         gateway.route(pattern, topic=topic)
     if deny:
         gateway.authorize(lambda _client, _user, access, topic: [access, topic] not in deny)
+    if fails:
+        fail(gateway, fails)
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as tasks:
 
@@ -146,6 +148,22 @@ async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
             while gateway.context is not None and not gateway.is_ended:
                 await anyio.sleep(0.05)
             tasks.cancel_scope.cancel()
+
+
+def fail(gateway: Gateway, fails: list[list[str]]) -> None:
+    """Give it callbacks that raise errors: about these rights, but not of clients called good, and a user `broken`."""
+
+    @gateway.authenticate
+    async def check(_client: str, user: str | None, _password: bytes | None) -> bool:
+        if user == "broken":
+            raise ConnectionError("the database is away")
+        return True
+
+    @gateway.authorize
+    def may(client: str, _user: str | None, access: str, topic: str) -> bool:
+        if [access, topic] in fails and not client.startswith("good"):
+            raise KeyError(topic)
+        return True
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.gateway.connections.auth import Gatekeeper, check_password
+from rsmq.gateway.connections.auth import Gatekeeper, check_password, read_passwords
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
@@ -69,6 +69,30 @@ def test_rules_of_an_acl_file_decide(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="acl:1"):
         keeper.load()
     assert keeper.allows("c1", "ada", "write", "out/x"), "what was read before stays"
+
+
+@pytest.mark.parametrize("client", ["c1", "a/b", "+", "#"])
+def test_a_client_id_escapes_no_rule_that_denies(tmp_path: Path, client: str) -> None:
+    """One with a wildcard or a level widens no right, and a pattern that denies is for it, too."""
+    (tmp_path / "acl").write_text("topic readwrite #\npattern deny locked/%c/#\n")
+    keeper = Gatekeeper(GatewayOptions(anonymous=True, acl_file=tmp_path / "acl"))
+    own = "c1" if client in ("+", "#") else client
+    assert not keeper.allows(client, None, "write", f"locked/{own}/x")
+    assert keeper.allows(client, None, "write", "open/x")
+    (tmp_path / "acl").write_text("pattern read own/%c/#\npattern read all/#\n")
+    keeper.load()
+    assert keeper.allows(client, None, "read", f"own/{own}/x") is (client == "c1")
+    assert keeper.allows(client, None, "read", "all/x"), "what has no name in it is for every name"
+
+
+def test_files_of_windows_are_read(tmp_path: Path) -> None:
+    """With a byte order mark and its line ends: without the mark the first user would be unknown."""
+    (tmp_path / "passwords").write_bytes(f"\ufeffada:{hashed(b'secret')}\r\n".encode())
+    (tmp_path / "acl").write_bytes("\ufeffuser ada\r\ntopic read public/#\r\n".encode())
+    assert list(read_passwords(tmp_path / "passwords")) == ["ada"]
+    keeper = Gatekeeper(GatewayOptions(anonymous=True, acl_file=tmp_path / "acl"))
+    assert keeper.allows("c1", "ada", "read", "public/x")
+    assert not keeper.allows("c1", "bob", "read", "public/x")
 
 
 def test_a_gateway_that_lets_nobody_in_is_refused(tmp_path: Path) -> None:

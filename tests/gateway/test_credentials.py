@@ -160,6 +160,10 @@ def test_the_kind_of_the_key_decides_which_algorithms_count(tmp_path: Path, keys
         path.write_text(text)
         with pytest.raises(ConfigError, match="neither a public key nor a secret"):
             Tokens(path, None, None)
+    for kind in ("PUBLIC KEY", "CERTIFICATE"):  # also when the files of a running gateway are read again
+        path.write_text(f"{pem(keys[1])}\n-----BEGIN {kind}-----\nMIIB\n-----END {kind}-----\n")
+        with pytest.raises(ConfigError, match="its key 2 cannot be read"):
+            Tokens(path, None, None)
 
 
 def client_tls(authority: trustme.CA, certificate: trustme.LeafCert | None) -> ssl.SSLContext:

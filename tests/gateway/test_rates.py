@@ -98,6 +98,15 @@ async def test_refusals_are_logged_once_in_ten_seconds(client: Make, gateway: Ga
     assert 1 <= gateway.log().count("clients are refused, most_messages: client ") < 10
 
 
+async def test_what_is_refused_is_logged_with_its_client(client: Make, gateway: GatewayProcess, name: str) -> None:
+    """A subscription and a message are answered by a code, which few clients show: the log says which it was."""
+    one = await client(5).connect(name)
+    assert await one.subscribe(("a/b/c/d/e", 0)) == b"\x8f"
+    assert await one.publish("a/b/c/d/e", b"x") == 0x90
+    for said in ("subscriptions are refused, topic_filter_invalid", "messages are refused, topic_name_invalid"):
+        assert f"{said}: client '" in gateway.log()
+
+
 @pytest.mark.parametrize("level", [4, 5])
 async def test_topic_names_and_filters_have_a_length_and_levels(client: Make, name: str, level: int) -> None:
     """Bytes count, not characters. Version 3 has no code for a topic name, so its connection ends."""

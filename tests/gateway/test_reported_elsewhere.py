@@ -10,6 +10,7 @@
 8. A session without an expiry is taken over: its will comes, and it is no session to resume (EMQX 10551, 18565).
 9. A retained message of 300 000 bytes and more (zigbee2mqtt 13030, 23771).
 10. A client with a small Receive Maximum never acknowledges one message (EMQX 16296: its packet id is not used again).
+11. A slow client subscribes to more retained messages than it reads at once (Mosquitto 2887, 3096, 3223).
 """
 
 from __future__ import annotations
@@ -270,3 +271,24 @@ async def test_a_message_that_is_never_acknowledged_keeps_its_packet_id(fleet: l
     again = await connect(fleet[1], name, clean=False, raw_props=KEPT)
     got = await again.message()
     assert (got.packet_id, got.payload, got.dup) == (stuck.packet_id, b"0", True)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_client_that_is_slow_gets_all_retained_messages_of_a_new_subscription(
+    server: Server, fleet_prefix: str, name: str, qos: int
+) -> None:
+    """More than its socket and its inbox hold: what it has not read yet waits, and pushes nothing out."""
+    number, size = (400, 60_000) if qos == 0 else (300, 10)
+    options = {"settings": {"inbox_limit": 100}, "full_inbox_wait": 600}
+    with GatewayProcess(server.url, f"{fleet_prefix}-{name}", **options) as gateway:
+        sender = await connect(gateway, "sender")
+        for each in range(1, number + 1):
+            await sender.publish(f"home/{each}", b"%d" % each + bytes(size), 1, each, retain=True)
+        slow = await connect(gateway, "slow", raw_props=b"\x21\0\x0a")
+        assert await slow.subscribe(("home/#", qos)) == bytes([qos])
+        for each in range(1, 101):  # the gateway sends it what it can
+            await sender.publish("other", b"x", 1, each)
+        got = [await slow.message() for _ in range(number)]
+        assert {each.topic for each in got} == {f"home/{each}" for each in range(1, number + 1)}
+        assert await slow.is_silent()
+        assert await slow.subscribe(("other", 0), packet_id=2) == b"\0"

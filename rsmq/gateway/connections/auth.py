@@ -7,9 +7,11 @@ import hashlib
 import hmac
 import logging
 import ssl
+import traceback
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable, iscoroutine
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -59,14 +61,25 @@ def check_password(stored: str, password: bytes) -> bool:
 def read_passwords(path: Path) -> dict[str, str]:
     """The users of a password file and their hashes. Raises ConfigError for a line that is neither."""
     users = dict[str, str]()
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, stored = line.strip().partition(":")
         if not name or not colon or not stored.startswith(("$6$", "$7$")):
-            raise ConfigError(f"{path}:{number} is no user with a hash: make it with mosquitto_passwd")
+            raise ConfigError(
+                f"{path}:{number} is no user with a hash ($7$ or $6$): make it with mosquitto_passwd -H sha512-pbkdf2"
+            )
         users[name] = stored
     return users
+
+
+class CallbackFailed(RefusedPacket):
+    """A callback of the application has raised an error: what it was asked is not known, so its client is sent away."""
+
+    def __init__(self, name: str, error: Exception, reason: ReasonCode) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = f"{frames[-1].filename}:{frames[-1].lineno}: "
+        super().__init__(reason, f"@gateway.{name} has failed: {line}{type(error).__name__}: {error}", "callback")
 
 
 class AclRule(NamedTuple):
@@ -82,8 +95,9 @@ class AclRule(NamedTuple):
             return self.filter
         if "%u" in self.filter and user is None:
             return None
-        if any(each in part for each in "+#/" for part in (client, user or "") if part):
-            return None  # such a name would widen the pattern
+        put_in = [name for mark, name in (("%c", client), ("%u", user or "")) if mark in self.filter]
+        if self.access != "deny" and any(each in name for name in put_in for each in "+#/"):
+            return None  # such a name would widen the pattern, which only a refusal may be
         return self.filter.replace("%c", client).replace("%u", user or "")
 
 
@@ -91,7 +105,7 @@ def read_rules(path: Path) -> dict[str | None, list[AclRule]]:
     """The rules of an ACL file by user; those under None are for clients without one, and patterns are in each."""
     rules: dict[str | None, list[AclRule]] = {None: []}
     patterns, user = list[AclRule](), None
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
         word, _, rest = line.strip().partition(" ")
         rest = rest.strip()
         if not word or word.startswith("#"):
@@ -212,7 +226,13 @@ class Gatekeeper:
         return Admission(user, until)
 
     async def _asked(self, client: str, user: str | None, password: bytes | None) -> bool:
-        return self._authenticate is None or bool(await self._authenticate(client, user, password))
+        if self._authenticate is None:
+            return True
+        try:
+            with anyio.fail_after(self._options.connect_timeout.total_seconds()):
+                return bool(await self._authenticate(client, user, password))
+        except Exception as error:
+            raise CallbackFailed("authenticate", error, ReasonCode.SERVER_UNAVAILABLE) from error
 
     async def _knows(self, client: str, user: str | None, password: bytes | None) -> bool:
         """Whether the password file and the callback, or one of them, say that a client is who it says."""
@@ -231,12 +251,25 @@ class Gatekeeper:
         return is_right and stored is not None
 
     def allows(self, client: str, user: str | None, access: Access, topic: str) -> bool:
-        """Whether a client may publish to a topic name (write), or get a message of it or subscribe to a filter."""
+        """Whether a client may publish to a topic name (write), or get a message of it or subscribe to a filter.
+
+        Raises CallbackFailed.
+        """
         if topic.startswith("$SYS/") and access == "write":
             return False
         if self._rules is not None and not self._ruled(client, user, access, topic):
             return False
-        return self._authorize is None or bool(self._authorize(client, user, access, topic))
+        if self._authorize is None:
+            return True
+        try:
+            found: Any = self._authorize(client, user, access, topic)
+            if iscoroutine(found):
+                found.close()
+            if isawaitable(found):
+                raise TypeError("it is async, and would allow everything: write def")
+        except Exception as error:
+            raise CallbackFailed("authorize", error, ReasonCode.UNSPECIFIED_ERROR) from error
+        return bool(found)
 
     def remembers(
         self, known: dict[tuple[str, str], bool], client: str, user: str | None, access: Access, topic: str

@@ -196,7 +196,7 @@ class ClientConnection(ClientLink):
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
             context.fleet.inboxes, self.client_id, min(asked, context.rules.options.window),
-            page_bytes=min(context.rules.options.write_buffer, PAGE_BYTES), on_letters=self._delivery.letters,
+            page_bytes=min(context.rules.options.write_buffer, PAGE_BYTES), on_letters=self.letters,
             on_received=self._delivery.received, on_end=self.fail, history=context.clients.history,
             acks=context.fleet.acks,
         )  # fmt: skip
@@ -264,6 +264,7 @@ class ClientConnection(ClientLink):
         else:
             self._has_ended = True
             self._keeps_will = last.reason != ReasonCode.SUCCESS
+            self._go_on()
             self._outgoing.clear()
 
     def lost(self) -> None:
@@ -272,6 +273,7 @@ class ClientConnection(ClientLink):
             return
         self.is_closed = True
         self.inbound.done()
+        self._go_on()
         self._outgoing.clear()
         context = self._context
         context.counts["disconnects"] += 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from rsmq.errors import OwnershipError, SessionLost
-from rsmq.gateway.connections.auth import Access
+from rsmq.gateway.connections.auth import Access, CallbackFailed
 from rsmq.gateway.connections.counts import Counts
 from rsmq.gateway.connections.delivery import Delivery
 from rsmq.gateway.connections.peer import Peer
@@ -66,8 +66,8 @@ class ClientLink:
 
     __slots__ = (
         "_at_eof", "_counts", "_delivery", "_has_ended", "_is_reading", "_largest", "_loop", "_machine", "_outgoing",
-        "_peer", "_reader", "_rules", "_trace", "_transport", "client_id", "inbound", "is_bridge", "is_closed", "level",
-        "needs", "requests", "rights", "subscriptions", "user",
+        "_peer", "_reader", "_rules", "_stuck", "_trace", "_transport", "client_id", "inbound", "is_bridge",
+        "is_closed", "level", "needs", "requests", "rights", "subscriptions", "user",
     )  # fmt: skip
 
     def __init__(self, rules: GatewayRules, counts: Counts, transport: Transport, peer: Peer) -> None:
@@ -102,6 +102,8 @@ class ClientLink:
         self._trace: ClientTrace | None = None
         """Shows its packets to operators who watch it."""
         self._reader: InboxReader | None = None
+        self._stuck: asyncio.Future[None] | None = None
+        """While the client does not read; done when it reads again, or has gone."""
         self._delivery: Delivery | None = None
         self.needs = ""
         """What its next letter needs to be decoded, such as `key k7`, which this process does not have."""
@@ -158,7 +160,36 @@ class ClientLink:
             self._counts.dropped("slow client, QoS 0")
             return
         assert self._delivery is not None
-        self._delivery.direct(message, retain=retain, identifiers=identifiers)
+        try:
+            self._delivery.direct(message, retain=retain, identifiers=identifiers)
+        except CallbackFailed as error:
+            self.refuse(error)
+
+    def letters(self, seqs: list[int], envelopes: list[bytes], sent: int) -> int:
+        """Send letters of its inbox, as `Delivery.letters` does. Returns how many."""
+        assert self._delivery is not None
+        try:
+            return self._delivery.letters(seqs, envelopes, sent)
+        except CallbackFailed as error:
+            self.refuse(error)
+            return 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the client does not read what is sent to it."""
+        return self._stuck is not None
+
+    async def has_read(self) -> None:
+        """Wait until the client has read so much of what was sent that there is room for more, or has gone."""
+        self._flush()
+        while self._stuck is not None:
+            await self._stuck
+
+    def _go_on(self) -> None:
+        """Whatever waits for the client to read goes on."""
+        stuck, self._stuck = self._stuck, None
+        if stuck is not None and not stuck.done():
+            stuck.set_result(None)
 
     def confirm(self, pending: packet.PendingAck, reasons: Sequence[int] = ()) -> None:
         """The messages of a packet are stored, or refused: send the acknowledgements that may leave now."""
@@ -195,6 +226,10 @@ class ClientLink:
 
     def pause_delivery(self, *, is_paused: bool) -> None:
         """Whether the client does not read: then its messages wait in the inbox."""
+        if not is_paused:
+            self._go_on()
+        elif self._stuck is None and not self.is_closed:
+            self._stuck = self._loop.create_future()
         if self._reader is not None:
             self._reader.pause(is_paused=is_paused)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
+from rsmq.gateway.connections.auth import CallbackFailed
 from rsmq.gateway.connections.client_link import ClientLink
 from rsmq.gateway.connections.context import Context
 from rsmq.gateway.connections.counts import Counts
@@ -15,6 +16,7 @@ from rsmq.gateway.fleet.routes import Route
 from rsmq.gateway.protocol import encode
 from rsmq.gateway.protocol.packet import PUBACK, AckPacket, PendingAck, Publish, ReasonCode
 from rsmq.gateway.protocol.topic_filter import is_within
+from rsmq.model.log_names import name_in_log
 
 
 class ClientPublishing:
@@ -51,7 +53,10 @@ class ClientPublishing:
         elif not publisher.may("write", message.topic):
             reason = ReasonCode.NOT_AUTHORIZED
         if reason:
-            context.counts[f"refused: {ReasonCode(reason).name.lower()}"] += number
+            name = ReasonCode(reason).name.lower()
+            context.counts[f"refused: {name}"] += number
+            about = f"client {name_in_log(publisher.client_id)}: {name_in_log(message.topic)}"
+            context.counts.warn(f"messages are refused, {name}", about)
             if message.pending is not None:
                 publisher.confirm(message.pending, (reason,) * number)
             return
@@ -164,7 +169,13 @@ class WillPublisher:
 
         Repeated with the same token, it is stored once. That is why one of QoS 0 is stored, too.
         """
-        if not self._rules.gatekeeper.allows(client, user, "write", message.topic):
+        try:
+            is_allowed = self._rules.gatekeeper.allows(client, user, "write", message.topic)
+        except CallbackFailed as error:
+            self._counts["refused: will, callback"] += 1
+            self._counts.warn("wills are not published", f"that of client {name_in_log(client)}: {error.text}")
+            return
+        if not is_allowed:
             self._counts["refused: will not authorized"] += 1
             return
         self._counts["wills published"] += 1

@@ -13,8 +13,9 @@ from rsmq.gateway.fleet.message import Published, decoded, identifiers_of
 from rsmq.gateway.fleet.retained import Retained, is_name
 from rsmq.gateway.fleet.shares import has_shares
 from rsmq.gateway.protocol import encode
-from rsmq.gateway.protocol.packet import V31, ReasonCode, Subscribe, Subscription, Unsubscribe
+from rsmq.gateway.protocol.packet import V31, ReasonCode, RefusedPacket, Subscribe, Subscription, Unsubscribe
 from rsmq.gateway.protocol.topic_filter import SHARE, is_within
+from rsmq.model.log_names import name_in_log
 from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
 
 EARLY_BYTES: Final = 256 << 10
@@ -32,6 +33,8 @@ async def serve(context: Context, client: ClientLink) -> None:
                 await unsubscribe(context, client, request)
         except OwnershipError:
             return  # the reader ends this connection
+        except RefusedPacket as error:
+            client.refuse(error)
         except BrokerError as error:
             client.fail(error)
         del client.requests[0]
@@ -52,7 +55,10 @@ async def subscribe(context: Context, client: ClientLink, request: Subscribe) ->
             wanted[each.filter] = each
         reasons.append(each.qos if reason is None else reason)
         if reason is not None:
-            context.counts[f"refused: subscription, {reason.name.lower()}"] += 1
+            name = reason.name.lower()
+            context.counts[f"refused: subscription, {name}"] += 1
+            about = f"client {name_in_log(client.client_id)}: {name_in_log(each.filter)}"
+            context.counts.warn(f"subscriptions are refused, {name}", about)
     if client.level == V31 and max(reasons) >= 0x80:
         client.close(ReasonCode.NOT_AUTHORIZED, "a subscription is refused, which version 3.1 cannot say")
         return
@@ -157,7 +163,7 @@ class FoundRetained:
 
 async def send_retained(context: Context, client: ClientLink, subscription: Subscription, found: FoundRetained) -> None:
     """The retained messages that a new subscription matches: through the inbox, where they have packet ids."""
-    number = 0
+    number = unread = 0
     identifiers = (subscription.identifier,) if subscription.identifier else ()
     async for envelope in found:
         if client.is_closed:
@@ -173,6 +179,10 @@ async def send_retained(context: Context, client: ClientLink, subscription: Subs
             continue
         qos = min(letter.flags & 3, subscription.qos)
         if qos == 0:
+            unread += len(envelope)
+            if client.is_stuck or unread > context.rules.options.write_buffer:
+                await client.has_read()
+                unread = 0
             seconds = None if left is None else -(-left // 1000)
             message = Published(letter.topic, letter.data, 0, True, "", seconds, letter.properties, letter.binding)
             try:
@@ -186,7 +196,7 @@ async def send_retained(context: Context, client: ClientLink, subscription: Subs
         properties = letter.properties + identifiers_of(identifiers)
         flags = qos | RETAIN | (letter.flags & EXPIRES)
         sealed = seal_mqtt(flags, letter.topic.encode(), properties, letter.data, binding=letter.binding)
-        await context.fleet.inboxes.writer.store(client.client_id, sealed, b"" if left is None else left)
+        await context.fleet.inboxes.writer.retain(client.client_id, sealed, b"" if left is None else left)
     if number >= context.rules.options.retained_per_subscribe:
         context.counts.dropped("retained beyond the limit")
 

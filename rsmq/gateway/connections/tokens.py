@@ -23,6 +23,13 @@ class TokenClaims(NamedTuple):
     until: float
 
 
+def public_key(kind: str, pem: bytes) -> Any:
+    """The public key of a PEM block. Raises some error for one that cannot be read."""
+    if kind == "CERTIFICATE":
+        return import_module("cryptography.x509").load_pem_x509_certificate(pem).public_key()
+    return import_module("cryptography.hazmat.primitives.serialization").load_pem_public_key(pem)
+
+
 class Tokens:
     """Checks tokens with the keys of a file: public keys as PEM, any of which may have signed, or one secret.
 
@@ -34,14 +41,13 @@ class Tokens:
             raise ConfigError("--jwt-key needs the extra mqtt: pip install 'rsmq[mqtt]'")
         self._jwt: Any = import_module("jwt")  # an extra
         self._audience, self._issuer = audience, issuer
-        text = path.read_text("utf-8").strip()
+        text = path.read_text("utf-8-sig").strip()
         self._keys: list[Any] = []
-        for found in PEM.finditer(text):
-            if found[1] == "CERTIFICATE":
-                loaded = import_module("cryptography.x509").load_pem_x509_certificate(found[0].encode()).public_key()
-                self._keys.append(loaded)
-            else:
-                self._keys.append(found[0])
+        for number, found in enumerate(PEM.finditer(text), 1):
+            try:
+                self._keys.append(public_key(found[1], found[0].encode()))
+            except Exception as error:  # of several kinds, by what is wrong
+                raise ConfigError(f"{path}: its key {number} cannot be read: {error}") from None
         self._algorithms = PUBLIC if self._keys else SECRET
         if not self._keys:
             if "-----BEGIN" in text or len(text) < SHORTEST_SECRET:
@@ -60,7 +66,7 @@ class Tokens:
                     options=options,
                 )  # fmt: skip
                 return TokenClaims(str(found["sub"]), float(found["exp"]))
-            except (self._jwt.PyJWTError, ValueError, TypeError):
+            except (self._jwt.PyJWTError, ValueError, TypeError, OverflowError):
                 continue
         return None
 
