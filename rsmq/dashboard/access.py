@@ -10,11 +10,10 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -103,14 +102,14 @@ class AccessControl:
             return None
         path = str(scope["path"]).removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
         if path == LOGIN:
-            return await self._login(Request(scope, receive))
+            return await self._login(Request(scope, receive), host)
         if path.startswith(STATIC) and ".." not in path:
             return None
-        if self._has_cookie(headers.get("cookie", "")):
+        if self._has_cookie(scope, host):
             return None
         return form(scope, "") if scope["type"] == "http" else PlainTextResponse("", 401)
 
-    async def _login(self, request: Request) -> Response:
+    async def _login(self, request: Request, host: str) -> Response:
         if request.method in SAFE_METHODS:
             return form(request.scope, "")
         body = b""
@@ -132,15 +131,20 @@ class AccessControl:
         self._limit.succeeded(address)
         answer = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
         is_secure = request.url.scheme == "https"
-        answer.set_cookie(COOKIE, self._pass_word, httponly=True, samesite="strict", secure=is_secure)
+        answer.set_cookie(cookie_of(host), self._pass_word, httponly=True, samesite="strict", secure=is_secure)
         return answer
 
-    def _has_cookie(self, header: str) -> bool:
-        try:
-            found = SimpleCookie(header).get(COOKIE)
-        except CookieError:
-            return False
-        return found is not None and is_equal(found.value, self._pass_word)
+    def _has_cookie(self, scope: Scope, host: str) -> bool:
+        """Also beside cookies of other programs that no rule of cookies allows, such as JSON."""
+        found = HTTPConnection(scope).cookies.get(cookie_of(host))
+        return found is not None and is_equal(found, self._pass_word)
+
+
+def cookie_of(host: str) -> str:
+    """The name of the cookie. A browser sends those of a host to all of its ports: two that lead to different
+    dashboards, as port-forwarding makes them, must not take the cookie from each other."""
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() and port != host else COOKIE
 
 
 def is_equal(given: str, wanted: str) -> bool:

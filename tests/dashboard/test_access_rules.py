@@ -49,12 +49,26 @@ async def test_cookie_is_set_for_the_right_token_only() -> None:
             assert (await client.post("/ops/login", data=wrong)).status_code == 401
         assert (await client.post("/ops/login", data={"token": "x" * 10_000})).status_code == 413
         assert (await client.get("/ops/", headers={"Origin": "http://[", "Host": "localhost:1"})).status_code == 403
-        assert (await client.get("/ops/", headers={"Cookie": f"{COOKIE}=ä; ;=;".encode()})).status_code == 401
+        assert (await client.get("/ops/", headers={"Cookie": f"{COOKIE}_1=ä; ;=;".encode()})).status_code == 401
         answer = await client.post("/ops/login", data={"token": "secret-enough"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/ops/")
         assert "secret" not in answer.headers["set-cookie"]
         assert (await client.get("/ops/")).text == "yes"
     assert "secret" not in repr(Rules(token="secret-enough"))
+
+
+async def test_cookies_of_other_programs_on_the_same_host_do_not_matter() -> None:
+    """Such as JSON of another program, and that of a second dashboard: a browser sends those of a host to each port."""
+    tokens = ("token-of-staging", "token-of-production")
+    async with visit(Rules(token=tokens[0]), "localhost:1") as one, visit(Rules(token=tokens[1]), "localhost:2") as two:
+        made = list[str]()
+        for each, token in zip((one, two), tokens, strict=True):
+            answer = await each.post("/login", data={"token": token})
+            made.append(answer.headers["set-cookie"].partition(";")[0])
+        sent = {"Cookie": "; ".join(('theme={"is dark": [true]}', *made))}
+        for each in (one, two):
+            each.cookies.clear()
+            assert (await each.get("/", headers=sent)).text == "yes"
 
 
 @pytest.mark.parametrize(
