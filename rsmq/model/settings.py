@@ -331,7 +331,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     the default, and for a name that looks like a mistyped setting. Logs a name that is no setting once.
     """
     known = {PREFIX + name.upper(): name for name in NAMES}
-    found = {}
+    found = dict[str, str]()
     for name, text in environment.items():
         capitals = name.upper()
         if not capitals.startswith(PREFIX) or SERVICE_LINK.fullmatch(capitals):
@@ -344,6 +344,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
         value = unquoted(text)
         if not value:
             raise ConfigError(f"{name} is set, but empty: give it a value, or unset it to use the default")
+        if found.get(setting_name, value) != value:
+            raise ConfigError(f"{capitals} is set twice, in capitals and in small letters: unset one of them")
         found[setting_name] = value
     return found
 

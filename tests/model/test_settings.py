@@ -46,6 +46,16 @@ def test_setting_that_is_set_and_empty_is_refused(monkeypatch: pytest.MonkeyPatc
         Settings()
 
 
+def test_setting_that_is_set_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In capitals by a manifest, and in small letters by a file: which of them counts would be chance."""
+    monkeypatch.setenv("RSMQ_URL", "redis://queue:6379/0")
+    monkeypatch.setenv("rsmq_url", "redis://queue:6379/1")
+    with pytest.raises(ConfigError, match="RSMQ_URL is set twice, in capitals and in small letters"):
+        Settings()
+    monkeypatch.setenv("rsmq_url", "redis://queue:6379/0")
+    assert Settings().url == "redis://queue:6379/0"
+
+
 @pytest.mark.parametrize("text", ["{}", "'{}'", '"{}"', "{}\n", '  "{}"\r\n'])
 def test_quotes_and_line_ends_around_a_value_are_not_part_of_it(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """`docker --env-file` keeps quotes, and a secret that was made from a file its line end."""
