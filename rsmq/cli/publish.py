@@ -13,6 +13,7 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import ask_broker, codecs_for_topic, writing_with
+from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_result
 from rsmq.cli.parameters import (
     PAYLOAD,
@@ -26,8 +27,9 @@ from rsmq.cli.parameters import (
     parse_payload,
     time_option,
 )
+from rsmq.errors import BrokerError
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.words import count
+from rsmq.model.words import count, suggestion
 
 STDIN, READ = 0, 1 << 16
 MOST_AT_ONCE = 500
@@ -73,12 +75,14 @@ def publish(
     content = None if payload == "-" else parse_payload(payload, is_text=text)
 
     async def act(connected: Broker) -> None:
-        client, keys, topics = connected.client, connected.keys, connected.topics
-        codecs = [] if plain else await codecs_for_topic(client, keys, await topics.find(topic))
+        client, keys, found = connected.client, connected.keys, await connected.topics.find(topic)
+        codecs = [] if plain else await codecs_for_topic(client, keys, found)
         async with writing_with(connected, codecs) as broker:
-            await act_by(broker)
+            published = await act_by(broker)
+        if published and found is None and not as_json:
+            print_error(f"topic {topic!r} is new, and no group reads it yet{await other_topics(connected, topic)}")
 
-    async def act_by(broker: Broker) -> None:
+    async def act_by(broker: Broker) -> int:
         async def store(content: Any) -> MessageRef:
             return await broker.publish(topic, content, **options)
 
@@ -86,13 +90,23 @@ def publish(
             published = await publish_lines(store, is_text=text)
             done = f"published {count(published, 'message')} to {topic}"
             print_result({"topic": topic, "published": published}, done, as_json=as_json)
-        else:
-            stored = await store(content)
-            about = {"topic": topic, "id": stored} | ({} if unique is None else {"is_new": stored.is_new})
-            is_kept = unique is not None and stored.is_new is False
-            print_result(about, f"{stored} has the name: nothing is stored" if is_kept else stored, as_json=as_json)
+            return published
+        stored = await store(content)
+        about = {"topic": topic, "id": stored} | ({} if unique is None else {"is_new": stored.is_new})
+        is_kept = unique is not None and stored.is_new is False
+        print_result(about, f"{stored} has the name: nothing is stored" if is_kept else stored, as_json=as_json)
+        return 1
 
     ask_broker(url, act)
+
+
+async def other_topics(broker: Broker, topic: str) -> str:
+    """Those that may have been meant. A user who may only publish does not see them."""
+    try:
+        others = set(await broker.topics.names()) - {topic}
+    except BrokerError:
+        return ""
+    return f": {suggestion(topic, others, 'topics')}" if others else ""
 
 
 async def publish_lines(store: Publish, *, is_text: bool) -> int:
@@ -100,6 +114,8 @@ async def publish_lines(store: Publish, *, is_text: bool) -> int:
 
     A line that is wrong ends it: BadParameter says which one. All lines before it are published.
     """
+    if os.isatty(STDIN):
+        print_error("each line that you type is a message; Ctrl-D ends it")
     published = number = 0
     async for lines in read_lines():
         contents, wrong = parse_lines(lines, number, is_text=is_text)

@@ -52,7 +52,7 @@ def top(
     async def act() -> None:
         async with connected(url) as connection:
             title = f"rsmq top  {printable(redact(connection.client.url))}  prefix {connection.keys.prefix}"
-            if not (as_json or once) and sys.stdin.isatty() and sys.stdout.isatty():
+            if not (as_json or once) and has_screen():
                 await TopScreen(title).run(boards(connection, topic, every))
                 return
             with printer(as_json=as_json) as show:
@@ -63,6 +63,11 @@ def top(
 
     with contextlib.suppress(KeyboardInterrupt):
         anyio.run(act)
+
+
+def has_screen() -> bool:
+    """Whether it runs on a terminal that can be drawn on. A `dumb` one, as inside of an editor, would stay empty."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 async def boards(connection: CommandConnection, topic: str | None, every: timedelta) -> AsyncIterator[Board]:

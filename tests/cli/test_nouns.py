@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -123,6 +125,33 @@ def test_publish_reads_lines_of_stdin(cli: Cli) -> None:
         == "published 3 messages to orders\n"
     )
     assert [line.rpartition(" ")[2] for line in cli.ok("tail", "orders").splitlines()] == ['{"n":1}', "2", "three"]
+
+
+def test_publish_into_a_new_topic_says_so(cli: Cli) -> None:
+    """A name that is mistyped would wait for a group that never comes. Nothing is said to programs."""
+    said = "rsmq: topic {} is new, and no group reads it yet{}\n"
+    assert cli("publish", "orders", "1").stderr == said.format("'orders'", "")
+    assert cli("publish", "orders", "1").stderr == ""
+    assert cli("publish", "ordrs", "1").stderr == said.format("'ordrs'", ": did you mean orders?")
+    assert cli("publish", "order", "-", stdin="\n").stderr == "", "nothing was published"
+    assert cli("publish", "ordes", "1", "--json").stderr == ""
+
+
+def test_publish_on_a_terminal_says_how_to_end_it(cli: Cli) -> None:
+    """Without a payload it waits for lines that somebody types."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "rsmq", "publish", "orders"]
+    with subprocess.Popen(
+        command, cwd=cli.directory, env=cli.environment, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as publishing:
+        assert publishing.stderr is not None
+        assert publishing.stderr.readline() == b"rsmq: each line that you type is a message; Ctrl-D ends it\n"
+        os.write(leader, b"hello\n\x04")
+        assert publishing.stdout is not None
+        assert publishing.stdout.read() == b"published 1 message to orders\n"
+    assert publishing.returncode == 0
+    os.close(leader)
+    os.close(follower)
 
 
 def test_publish_takes_plain_words_as_text(cli: Cli) -> None:

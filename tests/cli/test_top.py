@@ -81,10 +81,10 @@ def test_top_json_prints_lines_until_interrupted(cli: Cli, start: Start) -> None
 class Window:
     """`rsmq top` in a pseudo-terminal of 80 x 24, and what it shows now."""
 
-    def __init__(self, cli: Cli) -> None:
+    def __init__(self, cli: Cli, terminal: str = "xterm") -> None:
         self._leader, follower = pty.openpty()
         termios.tcsetwinsize(follower, (24, 80))
-        environment = {**cli.environment, "TERM": "xterm"} | {"COLUMNS": "80", "LINES": "24"}
+        environment = {**cli.environment, "TERM": terminal} | {"COLUMNS": "80", "LINES": "24"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rsmq", "top", *FAST], cwd=cli.directory, stdin=follower, stdout=follower,
             stderr=follower, env=environment, start_new_session=True,
@@ -115,6 +115,10 @@ class Window:
         wait_until(lambda: bool(self.screen()) and "\x1b[?1049l" in self.sent, "the screen is given back")
         assert self.process.wait(60) == 0
         assert termios.tcgetattr(self.follower)[3] == self.before[3]
+        self.close()
+
+    def close(self) -> None:
+        """The window is gone."""
         os.close(self._leader)
         os.close(self.follower)
 
@@ -155,6 +159,17 @@ def test_top_on_a_terminal_obeys_keys(cli: Cli, server: Server) -> None:
     assert window.shows("topic-000/work")[3].startswith("topic-000/work")
     window.press("q")
     window.end()
+
+
+def test_top_on_a_dumb_terminal_prints_its_tables(cli: Cli) -> None:
+    """As in a shell inside of an editor: nothing can be drawn there, and an empty screen says nothing."""
+    cli.ok("publish", "orders", "1")
+    window = Window(cli, "dumb")
+    wait_until(lambda: bool(window.screen()) and window.sent.count("orders") > 1, "a table is printed")
+    assert "\x1b[" not in window.sent
+    window.process.send_signal(signal.SIGINT)
+    assert window.process.wait(60) == 0
+    window.close()
 
 
 def test_top_on_a_terminal_gives_it_back_at_ctrl_c(cli: Cli) -> None:
