@@ -18,10 +18,12 @@ from rsmq.errors import ConfigError
 FILES: Final = {
     "app.py": "app.py", "test_app.py": "test_app.py", "pyproject.toml": "pyproject.toml", "README.md": "README.md",
     "Containerfile": "Containerfile", "compose.yaml": "compose.yaml", "gitignore": ".gitignore",
-    "workflow.yml": ".github/workflows/test.yml",
+    "dockerignore": ".dockerignore", "workflow.yml": ".github/workflows/test.yml",
 }  # fmt: skip
 """The template of each file, which ends with .txt, and its path in the new directory."""
 NAME: Final = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+NEEDED: Final = ("rsmq", "fastapi", "uvicorn", "pytest", "setuptools")
+"""Packages that the service needs: pip would take a service of such a name for the package, and install it instead."""
 
 
 @example("rsmq new myservice")
@@ -35,13 +37,18 @@ def new(
     """
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"{name!r} is not possible: use small letters, digits and hyphens, such as my-service")
+    if name in NEEDED:
+        raise ConfigError(f"{name!r} is the name of a package that the service needs: choose another name")
     directory = Path(name)
-    if directory.exists():
-        raise ConfigError(f"{directory} exists: choose another name, or remove it")
-    for path, text in written(name).items():
-        target = directory / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    try:
+        if directory.exists():
+            raise ConfigError(f"{directory} exists: choose another name, or remove it")
+        for path, text in written(name).items():
+            target = directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written: {error.strerror}") from None
     made = sorted(FILES.values())
     text = f"wrote {directory}/: {', '.join(made)}\nnext: cd {directory} && pip install -e '.[test]' && pytest"
     print_result({"directory": str(directory), "files": made}, text, as_json=as_json)

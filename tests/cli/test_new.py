@@ -30,6 +30,9 @@ def test_its_tests_pass_and_its_types_hold(cli: Cli) -> None:
     assert set(compose["services"]) == {"queue", "web", "worker", "dashboard"}
     assert yaml.safe_load((made / ".github" / "workflows" / "test.yml").read_text())["jobs"]
     assert "$" not in (made / "README.md").read_text()
+    left_out = (made / ".dockerignore").read_text().splitlines()
+    secrets_of_compose = {each["file"].removeprefix("./") for each in compose["secrets"].values()}
+    assert secrets_of_compose <= set(left_out), "COPY . . would put a password into the image"
 
 
 def test_it_takes_a_notification_and_delivers_it(cli: Cli, start: Callable[..., Running]) -> None:
@@ -81,8 +84,13 @@ def answers(url: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("My Service", "use small letters"), ("class", "use small letters"), ("there", "there exists")]
-)
+    ("name", "said"),
+    [
+        ("My Service", "use small letters"), ("class", "use small letters"), ("there", "there exists"),
+        ("rsmq", "a package that the service needs"), ("fastapi", "a package that the service needs"),
+        ("s" * 300, "cannot be written: File name too long"),
+    ],
+)  # fmt: skip
 def test_what_is_not_possible_is_said(cli: Cli, name: str, said: str) -> None:
     Path(cli.directory, "there").mkdir()
     done = cli("new", name)

@@ -246,6 +246,7 @@ def test_the_schema_of_the_chart_accepts_its_values_and_finds_mistakes() -> None
 
 
 COMPOSE = DEPLOY / "compose"
+TEMPLATE = DEPLOY.parent / "rsmq" / "cli" / "template" / "compose.yaml.txt"
 EXTRAS = {"gateway": "mqtt", "dashboard": "dashboard"}
 """What a command needs beside the core."""
 
@@ -259,11 +260,12 @@ def test_a_file_names_the_extras_that_its_containers_need(path: Path) -> None:
     assert {"prometheus", *(EXTRAS[each] for each in started)} <= set(named.split(","))
 
 
-@pytest.mark.parametrize("path", sorted(COMPOSE.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*sorted(COMPOSE.iterdir()), TEMPLATE], ids=lambda path: path.name)
 def test_compose_files_start_what_exists(path: Path) -> None:
     """Commands, options, dependencies, volumes and health checks fit together; Docker's own check where it is."""
     found = yaml.safe_load(path.read_text())
     services = found["services"]
+    assert {each.get("restart") for each in services.values()} == {"unless-stopped"}, "some stay away after a reboot"
     for service in services.values():
         words = service.get("entrypoint") or service.get("command") or ()
         if words and words[0] == "rsmq":
