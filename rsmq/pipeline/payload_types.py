@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import PydanticUserError, TypeAdapter
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
@@ -32,13 +32,30 @@ def typed_rows(rows: DataFrame, model: Any, *, payload: str = "payload", bad: st
     nullable = T.StructType([T.StructField(each.name, each.dataType) for each in whole.fields])
     parsed = F.from_json(text, nullable, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
     found = rows.withColumn(payload, parsed)
-    is_bad = F.col(payload).isNull() | F.col(f"{payload}.{CORRUPT}").isNotNull()
-    for each in schema.fields:
-        if not each.nullable:
-            is_bad = is_bad | F.col(payload).getField(each.name).isNull()
+    is_bad = F.col(payload).isNull() | F.col(f"{payload}.{CORRUPT}").isNotNull() | lacks_some(F.col(payload), schema)
+    is_bad = is_bad | F.coalesce(F.ltrim(text).startswith("["), F.lit(False))  # Spark takes the first of a list
     return found.withColumn(bad, F.when(is_bad, F.coalesce(text, F.lit("")))).withColumn(
         payload, F.when(~is_bad, F.col(payload).dropFields(CORRUPT))
     )
+
+
+def lacks_some(value: Column, kind: T.DataType) -> Column:
+    """Whether a value lacks a field that must be there, also in what is inside of it. Never null."""
+    if isinstance(kind, T.ArrayType):
+        found = F.exists(value, lambda each: lacks_some(each, kind.elementType))
+    elif isinstance(kind, T.MapType):
+        found = F.exists(F.map_values(value), lambda each: lacks_some(each, kind.valueType))
+    elif isinstance(kind, T.StructType):
+        found = F.lit(False)
+        for each in kind.fields:
+            field = value.getField(each.name)
+            if not each.nullable:
+                found = found | field.isNull()
+            if isinstance(each.dataType, T.ArrayType | T.MapType | T.StructType):
+                found = found | lacks_some(field, each.dataType)
+    else:
+        return F.lit(False)
+    return F.when(value.isNull(), F.lit(False)).otherwise(F.coalesce(found, F.lit(False)))
 
 
 def schema_of(model: Any) -> T.StructType:
