@@ -27,7 +27,10 @@ local function add(inbox, session, expiry, source, from, to, number)
   end
   local state, known, mark, since = inbox_state(session, source, is_mqtt, #letters[from], now, latest)
   if is_mqtt then
-    if refuse_letters(total, notes, letters, from, to, state, mark, since, session, number) then return end
+    local has_session = state[6] and (state[6] ~= '0' or state[7]) -- one of no length ends with its connection
+    -- most often the first letter is a new one of this session, and so are those behind it
+    if (not has_session or letters[from + 1] < since or letters[from] <= mark)
+      and refuse_letters(total, notes, letters, from, to, has_session, mark, since, session, number) then return end
     if state[7] and ARGV[5] == '1' then
       to = fit_letters(total, notes, letters, from, to, mark, inbox, session, expiry, limit, now, number)
     end

@@ -1,8 +1,7 @@
 -- whether some of those letters, from..to, are not for the MQTT session that a client has now, as the script notes: it
 -- has none, or they were published before it began. Those that are stored already were for one before. Of a source,
 -- positions and stamps grow together. Uses `count_up`
-local function refuse_letters(total, notes, letters, from, to, state, mark, since, session, number)
-  local has_session = state[6] and (state[6] ~= '0' or state[7]) -- one of no length ends with its connection
+local function refuse_letters(total, notes, letters, from, to, has_session, mark, since, session, number)
   local first, last = nil, nil
   for i = from, to, 4 do
     if letters[i] > mark then
