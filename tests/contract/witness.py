@@ -54,6 +54,20 @@ async def ask(broker: Broker, *command: Any) -> Any:
     return await broker.client.execute_command(*command)
 
 
+async def lose_all(broker: Broker) -> None:
+    """Delete all keys under the prefix, with no more rights than rsmq itself has: at once, on a cluster one by one."""
+    client, lost = broker.client, list[bytes]()
+    for node in client.nodes:
+        cursor = b"0"
+        while True:
+            cursor, found = await node.execute_command("SCAN", cursor, "MATCH", f"{broker.keys.prefix}*", "COUNT", 1000)
+            lost += found
+            if cursor == b"0":
+                break
+    for keys in [[key] for key in lost] if client.is_cluster else [lost]:
+        await client.execute_command("UNLINK", *keys)
+
+
 async def add(broker: Broker, stream: str, *fields: Any, at: str = "") -> None:
     """Add an entry as another client. It has an id, so an XADD whose reply was lost can be repeated."""
     if not at:
