@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rsmq.errors import CannotDecode, ConfigError, Malformed, NotJson
 from rsmq.model.error_text import explain
 from rsmq.model.formats import Decoder, Format, register
+from rsmq.model.interrupt import is_from_signal
 
 C = TypeVar("C", bound=type)
 Schema = Mapping[str, Any]
@@ -61,7 +62,9 @@ def avro_record(schema: Schema, *, older: Sequence[Schema] = ()) -> Callable[[C]
             stream.seek(HEAD)
             try:
                 value = adapter.validate_python(avro.schemaless_reader(stream, written, parsed))
-            except Exception as error:  # of fastavro several kinds, and those of pydantic
+            except BaseException as error:  # of fastavro, of pydantic, and of a validator of the user
+                if is_from_signal(error):
+                    raise
                 raise Malformed(misfit(kind, adapter, error)) from None
             if stream.tell() != len(data):
                 raise Malformed(f"the payload does not fit {kind.__name__}: {len(data) - stream.tell()} bytes too many")
@@ -79,7 +82,9 @@ def json_decoder(kind: type, adapter: TypeAdapter[Any]) -> Decoder:
     def decode(data: bytes) -> Any:
         try:
             return adapter.validate_json(data)
-        except Exception as error:  # of pydantic, and of a validator of the user
+        except BaseException as error:  # of pydantic, and of a validator of the user
+            if is_from_signal(error):
+                raise
             raise Malformed(misfit(kind, adapter, error)) from None
 
     return decode
@@ -91,7 +96,7 @@ def at(error: Exception) -> str:
     return f" at {field[1]}" if field else ""
 
 
-def misfit(kind: type, adapter: TypeAdapter[Any], error: Exception) -> str:
+def misfit(kind: type, adapter: TypeAdapter[Any], error: BaseException) -> str:
     """An error of a reader as one line, without values: of fastavro and of a validator of the user its type."""
     if isinstance(error, ValidationError):
         return explain(error, lambda: adapter.core_schema)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args, get_origin
 
 from rsmq.errors import ConfigError, Malformed, NotJson
+from rsmq.model.interrupt import is_from_signal
 from rsmq.model.nonfinite import nonfinite_in
 
 Encoder = Callable[[Any], tuple[bytes, str]]
@@ -213,7 +214,9 @@ def decoding(kind: Any, decode: Decoder, errors: tuple[type[BaseException], ...]
             return decode(data)
         except errors as error:
             raise Malformed(f"the payload does not fit {name_of(kind)}: {without_value(error)[:LONGEST]}") from None
-        except Exception as error:  # of a `__post_init__` of the user
+        except BaseException as error:  # of a `__post_init__` of the user
+            if is_from_signal(error):
+                raise
             raise Malformed(
                 f"the payload does not fit {name_of(kind)}: {type(error).__name__} in its own code"
             ) from None

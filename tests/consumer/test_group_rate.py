@@ -135,7 +135,7 @@ async def test_function_of_a_rate_that_fails_limits_and_loses_nothing(
         await publish(broker, "acme", 5)
         queue = consumer_of(broker).queue
         await until(lambda: (len(witness.seen), queue.limited) == (3, 2), "the limit holds")
-    assert "the function of a limit has failed: KeyError('missing')" in caplog.text
+    assert "the function of a limit has failed: KeyError: 'missing'" in caplog.text
 
 
 async def test_rate_that_does_not_bind_costs_few_commands(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

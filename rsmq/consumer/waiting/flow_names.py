@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import Final
 
 from rsmq.consumer.waiting.named_flows import FlowName
+from rsmq.handler.failure import describe
 from rsmq.handler.tenants import Tenants
+from rsmq.model.interrupt import is_from_signal
 from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -37,15 +39,20 @@ class FlowNames:
     def _tenant(self, tenants: Tenants, message: Message) -> str | None:
         try:
             return tenants.name(message)
-        except Exception as error:
-            self._throttled.warn("the function `tenant` has failed", f"{error!r} with {message}")
+        except BaseException as error:
+            if is_from_signal(error):
+                raise
+            self._throttled.warn("the function `tenant` has failed", f"{describe(error)} with {message}")
             return ""
 
     def _weight_of(self, tenant: str | None) -> float:
         try:
             return 1.0 if self._tenants is None else self._tenants.weight(tenant)
-        except Exception as error:
-            self._throttled.warn("the function `weights` has failed", f"{error!r} for {name_in_log(tenant or '')}")
+        except BaseException as error:
+            if is_from_signal(error):
+                raise
+            about = f"{describe(error)} for {name_in_log(tenant or '')}"
+            self._throttled.warn("the function `weights` has failed", about)
             return 1.0
 
     def __repr__(self) -> str:

@@ -20,9 +20,11 @@ from rsmq.consumer.waiting.naming import Naming
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import BrokerError
+from rsmq.handler.failure import describe
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.clock import monotonic
 from rsmq.model.delivery_state import DeliveryState
+from rsmq.model.interrupt import is_from_signal
 from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -142,8 +144,10 @@ class GroupRate:
         assert self._cost is not None
         try:
             return min(self._limit, max(1, int(self._cost(message))))
-        except Exception as error:
-            self._throttled.warn("the cost of a rate has failed", f"{error!r} with {message}")
+        except BaseException as error:
+            if is_from_signal(error):
+                raise
+            self._throttled.warn("the cost of a rate has failed", f"{describe(error)} with {message}")
             return 1
 
     def _note(self, message: Message, share: Share, now: float, cost: int) -> None:

@@ -10,6 +10,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.middleware import Call
 from rsmq.handler.quiet_hours import QuietHours, When
 from rsmq.model.clock import ServerClock, epoch_ms, from_epoch_ms
+from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 
 MOST_FAILED: Final = 10_000
@@ -24,7 +25,7 @@ class StartTimes:
             when.until if isinstance(when, QuietHours) else lambda message, _now: when(message)
         )
         self._clock = clock
-        self._failed: dict[Message, Exception] = {}
+        self._failed: dict[Message, BaseException] = {}
 
     def now_ms(self) -> int:
         """The server's time, in ms since 1970; a test that moves the clock does not move the server's."""
@@ -42,7 +43,9 @@ class StartTimes:
             if not isinstance(due, datetime):
                 raise ConfigError(f"when= has returned {due!r}: return an aware datetime, or None for now")
             due_ms = epoch_ms(due) - moved_ms
-        except Exception as error:
+        except BaseException as error:
+            if is_from_signal(error):
+                raise
             if len(self._failed) >= MOST_FAILED:
                 self._failed.clear()
             self._failed[message] = error
