@@ -18,20 +18,18 @@ from typing import Any, Final, Protocol, Required, TypeVar, Unpack, overload
 import anyio
 
 from rsmq.broker.connection import BrokerPart
-from rsmq.errors import BrokerUnavailable, ConfigError, RequestFailed, RequestTimeout, TooLarge
-from rsmq.handler.error_hook import ErrorHook
-from rsmq.handler.failure import describe
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, RequestFailed, RequestTimeout, TooLarge
+from rsmq.handler.dead_hook import Burial
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
 from rsmq.handler.payload import decoder_for, formats_for
-from rsmq.handler.retry import Bury, decide
-from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import Binding, Encoding
 from rsmq.model.headers import REPLY_TO
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
-from rsmq.model.message import JSON, Message, encode_payload, new_message_id, stored_ms
+from rsmq.model.message import JSON, Message, encode_payload, new_message_id
 from rsmq.model.publish_options import MessageOptions
 from rsmq.model.request import LONGEST_TTL, REPLY_TTL, answer_commands, asked_by
 from rsmq.model.settings import Settings
@@ -163,11 +161,10 @@ class Answers(Protocol):
 
 
 class Replying:
-    """Answers the requests of one handler: a middleware for results, and an error hook for failures."""
+    """Answers the requests of one handler: a middleware for results, and what is called with its dead letters."""
 
-    def __init__(self, broker: Answers, handler: Handler) -> None:
+    def __init__(self, broker: Answers) -> None:
         self._broker = broker
-        self._policy = handler.retry
 
     async def answer(self, message: Message, call_next: Call) -> Any:
         """Send the result. What cannot be encoded, or is too large, fails the handler."""
@@ -180,14 +177,13 @@ class Replying:
             await self._send(*request, {"type": kind, "enc": enc} if enc else {"type": kind}, data)
         return result
 
-    async def refuse(self, message: Message, error: BaseException) -> None:
-        """Send the error, if it is the last."""
-        request = request_of(message)
-        if request is None:
-            return
-        decision = decide(error, message.attempt, self._policy, timedelta(milliseconds=now_ms() - stored_ms(message)))
-        if isinstance(decision, Bury):
-            await self._send(*request, {"reason": decision.reason.value, "error": describe(error)}, b"")
+    async def refuse(self, message: Message, burial: Burial) -> None:
+        """Tell who has asked that the message becomes a dead letter, also one that has killed its workers too often."""
+        if (request := request_of(message)) is not None:
+            try:
+                await self._send(*request, {"reason": burial.reason, "error": burial.error}, b"")
+            except BrokerError as error:
+                log.info("who has asked with %s waits until its timeout: %s", message.id, error)
 
     async def _send(self, identity: str, ttl_ms: int, about: dict[str, str], data: bytes) -> None:
         """Repeated if the connection breaks."""
@@ -206,5 +202,5 @@ def request_of(message: Message) -> tuple[str, int] | None:
 
 def replying(broker: Answers, handler: Handler) -> Handler:
     """A handler that answers requests."""
-    role = Replying(broker, handler)
-    return replace(handler, around=(role.answer, ErrorHook(role.refuse), *handler.around))
+    role = Replying(broker)
+    return replace(handler, around=(role.answer, *handler.around), refuse=role.refuse)

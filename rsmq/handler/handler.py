@@ -48,7 +48,8 @@ class Handler:
     awaited. `around` is the handler's own middleware, which runs inside the broker's. `services` are those that its
     dependencies need in the worker. `problem_of` says why a payload would not come back as it was published, and is
     there only for a type that does not read what it writes. `stores_letters`: its effect is letters in inboxes, which
-    another server process may have lost with their settlement.
+    another server process may have lost with their settlement. `refuse` answers a request that becomes a dead letter,
+    before `on_dead` is called.
     """
 
     function: Callable[..., Any]
@@ -83,6 +84,7 @@ class Handler:
     around: tuple[Middleware, ...] = ()
     services: tuple[Service, ...] = ()
     on_dead: DeadFunction | None = None
+    refuse: DeadFunction | None = None
     formats: Mapping[str, Decoder] = field(default_factory=dict)
     fallback: Fallback | None = None
     problem_of: Callable[[Any], str] | None = None

@@ -23,6 +23,7 @@ from rsmq import (
     Reject,
     RequestFailed,
     RequestTimeout,
+    Retry,
     RetryPolicy,
     Settings,
     SyncBroker,
@@ -349,3 +350,64 @@ async def test_answer_above_the_limit_fails_its_handler(settings: Settings) -> N
         assert len(await broker.request("quotes", 1000, timeout="30s")) == 1000
         with pytest.raises(RequestFailed, match="the limit 1000"):
             await broker.request("quotes", 1001, timeout="30s")
+
+
+async def test_an_error_that_a_handler_returns_is_no_answer(broker: Broker) -> None:
+    """It counts as raised. Before, it could not be written as an answer, so each attempt failed with NotJson."""
+    attempts: list[int] = []
+
+    @broker.handler("quotes", group="pricing", replies=True, retry=RetryPolicy(max_attempts=3, wait=wait_fixed(0)))
+    async def price(cents: int, message: Message) -> Any:
+        attempts.append(message.attempt)
+        if cents == 0:
+            return Reject("no such customer")
+        if cents == 1 and message.attempt == 1:
+            return Retry("not yet", after="0s")
+        return double(cents) if cents == 2 else cents
+
+    async def double(cents: int) -> int:
+        return 2 * cents
+
+    async with broker.running():
+        with pytest.raises(RequestFailed, match="no such customer") as caught:
+            await broker.request("quotes", 0, timeout="30s")
+        assert (caught.value.reason, attempts) == ("rejected", [1])
+        assert await broker.request("quotes", 1, timeout="30s") == 1
+        assert attempts == [1, 1, 2]
+        assert await broker.request("quotes", 2, timeout="30s") == 4
+
+
+async def test_a_request_that_has_killed_its_workers_too_often_ends_at_once(broker: Broker) -> None:
+    """It becomes a dead letter without another attempt. Before, its caller waited until the timeout."""
+    caught = list[RequestFailed]()
+
+    @broker.handler("quotes", group="pricing", replies=True, partitions=1, retry=RetryPolicy(max_attempts=2))
+    async def price(_: int) -> None:
+        raise AssertionError("it does not start")
+
+    async def ask_price() -> None:
+        with pytest.raises(RequestFailed, match="became a dead letter") as error:
+            await broker.request("quotes", 0, timeout="1h")
+        caught.append(error.value)
+
+    stream = broker.keys.stream("quotes", 0)
+    async with broker:
+        client = broker.client
+        await broker.topics.ensure("quotes", 1)
+        await client.execute_command("XGROUP", "CREATE", stream, "pricing", "0", "MKSTREAM")
+
+        async def started() -> bool:
+            rows = await client.execute_command("XREADGROUP", "GROUP", "pricing", "killed", "STREAMS", stream, ">")
+            for entry_id, _ in rows[0][1] if rows else ():
+                about = ("RETRYCOUNT", 3, "IDLE", 10**7)
+                await client.execute_command("XCLAIM", stream, "pricing", "killed", 0, entry_id, *about)
+            return bool(rows)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask_price)
+                await until(started, "two workers have died with it")
+                async with broker.running():
+                    await until(lambda: caught, "its caller has heard of it")
+        assert await left(broker) == []
+    assert (caught[0].reason, caught[0].error) == ("crashed", "the process died 2 times while it was being handled")

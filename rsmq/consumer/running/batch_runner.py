@@ -13,7 +13,7 @@ import anyio
 
 from rsmq.consumer.running.conclusion import Abandoned, HandBack, NotDue, Settle
 from rsmq.consumer.running.runner import Runner
-from rsmq.consumer.running.task_slot import TURN, TaskSlot
+from rsmq.consumer.running.task_slot import TURN, TaskSlot, has_other_variables
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import CannotDecode, LostBody, Malformed, MessageError
@@ -347,7 +347,8 @@ class BatchRunner(Runner):
         survived or a context variable."""
         if self.is_starved:
             self._made_space()
-        if task_slot.task is not None and (task_slot.task.cancelling() or task_slot.context != self._context):
+        is_other = has_other_variables(task_slot.context, self._context)
+        if task_slot.task is not None and (task_slot.task.cancelling() or is_other):
             task_slot.follow(partial(self._work, task_slot))
 
     def _all_done(self, batch: list[Message], heads: list[Message]) -> None:

@@ -19,13 +19,14 @@ from rsmq.consumer.running.commit_check import CommitCheck
 from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, NotDue, Settle, conclude
 from rsmq.consumer.running.missing_keys import MissingKeys
 from rsmq.consumer.running.pool import Pool, is_running_in
-from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot
+from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot, has_other_variables
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.holds import Holds
 from rsmq.consumer.waiting.lane import Lane, MessageLimits
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import BrokerError, CannotDecode, ConfigError, HandlerTimeout, StoreUnavailable
+from rsmq.handler.apart import apart
 from rsmq.handler.dead_hook import Burial, DeadFunction, call_hook
 from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
@@ -159,7 +160,7 @@ class Runner(Pool):
                 if type(message) is RawEntries:
                     ended = 0.0
                     message, rest = self._run_raw(task_slot, message)
-                    if message is None and (cancelling() or current != context):
+                    if message is None and (cancelling() or has_other_variables(current, context)):
                         task_slot.follow(partial(self._work, task_slot))
                         return
                     if message is None:
@@ -216,7 +217,13 @@ class Runner(Pool):
                     self._leave_to_next(task_slot, message, lane, None)
                     return
                 task_slot.messages = ()
-                if message.is_suspect or current != context:  # it has set a variable, which the next may not see
+                try:  # without a call for each message
+                    is_other = current != context  # it has set a variable, which the next may not see
+                except BaseException as error:  # of an `__eq__` of the user
+                    if is_from_signal(error):
+                        raise
+                    is_other = True
+                if message.is_suspect or is_other:
                     self._leave_to_next(task_slot, message, lane, None)
                     return
                 if lane.done:
@@ -512,7 +519,10 @@ class Runner(Pool):
         return None
 
     async def bury(self, message: Message, lane: Lane, decision: Bury, attempts: int) -> None:
-        """Move a message to the dead letters, together with what `on_dead` publishes by it."""
+        """Move a message to the dead letters, together with what `on_dead` publishes by it. A request is answered."""
+        burial = Burial(str(decision.reason), decision.error, attempts)
+        if self.handler.refuse is not None:
+            await apart(self.handler.refuse, message, burial)
         hook = self.handler.on_dead
         if hook is None:
             await self._settler.bury(lane, message.entry_id, attempts, decision)
@@ -520,7 +530,7 @@ class Runner(Pool):
         self._dying.add(message)
         await self.reader.open(message)
         try:
-            is_done = await self._call_hook(hook, message, lane, Burial(str(decision.reason), decision.error, attempts))
+            is_done = await self._call_hook(hook, message, lane, burial)
         finally:
             self._dying.discard(message)
         if is_done is None:

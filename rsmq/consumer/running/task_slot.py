@@ -18,6 +18,7 @@ from rsmq.handler.returned import is_unfinished
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.call_counts import CallTimes
 from rsmq.model.clock import monotonic
+from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 
 MOST_ADMITTED: Final = 1024
@@ -166,7 +167,12 @@ class RawCalls:
                 break
             done.append(entry_id)
             rest = None
-            if current != context:
+            try:  # without a call for each entry
+                if current != context:
+                    break
+            except BaseException as error:  # of an `__eq__` of the user
+                if is_from_signal(error):
+                    raise
                 break
         task_slot.messages = ()
         if done:
@@ -194,3 +200,13 @@ class RawCalls:
 
     def __repr__(self) -> str:
         return f"<RawCalls {self._queue!r}>"
+
+
+def has_other_variables(current: Context, before: Context) -> bool:
+    """Whether a handler has set a context variable. What `==` cannot compare, such as an array, is another value."""
+    try:
+        return current != before
+    except BaseException as error:  # of an `__eq__` of the user
+        if is_from_signal(error):
+            raise
+        return True
