@@ -12,6 +12,7 @@ import redis._parsers.hiredis
 import redis.connection
 
 import rsmq.broker.connection
+import rsmq.consumer.running.pool
 import rsmq.heartbeat.heartbeat
 import rsmq.heartbeat.presence
 import rsmq.heartbeat.registration
@@ -23,6 +24,7 @@ import rsmq.persistence.session
 import rsmq.redis.identity
 import rsmq.worker.worker
 from tests.simulation import threads
+from tests.simulation.loop import SimulatedTask
 from tests.simulation.threads import world
 from tests.simulation.world import EPOCH
 
@@ -78,6 +80,7 @@ def begin(seed: int) -> None:
         module.threading = THREADING  # type: ignore[attr-defined]
     rsmq.heartbeat.heartbeat.about_process = lambda app_version: {}
     rsmq.heartbeat.heartbeat.memory_bytes = lambda: None
+    rsmq.consumer.running.pool.Task = SimulatedTask  # type: ignore[misc,assignment]
     rsmq.heartbeat.presence.Wakeup = threads.Wakeup  # type: ignore[misc,assignment]
     rsmq.model.message.uuid_utils = numbers  # type: ignore[assignment]
     owners = (rsmq.persistence.inbox_writer, rsmq.persistence.session, rsmq.model.body, rsmq.redis.identity)

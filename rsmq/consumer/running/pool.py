@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 from abc import ABC, abstractmethod
+from asyncio import Task
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
@@ -43,7 +44,7 @@ class Pool(ABC):
         self._soft_timeout = soft_timeout
         self._task_slots: list[TaskSlot] = []
         self._idle: list[asyncio.Future[None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[Task[None]] = set()
         self._context: Context = copy_context()
         self._failure: asyncio.Future[None] | None = None  # while the pool runs
         self._running = defaultdict[Lane, int](int)
@@ -158,11 +159,13 @@ class Pool(ABC):
     def _start(self, task_slot: TaskSlot) -> None:
         """Give a slot a new task, with the context variables of the pool and not those of a handler."""
         loop, context = asyncio.get_running_loop(), self._context.copy()
-        task = task_slot.renew(loop.create_task(self._live(task_slot), context=context), context)
+        # not by the task factory of the loop: an eager one would run it before its slot has it, and an old one takes no
+        # context
+        task = task_slot.renew(Task(self._live(task_slot), loop=loop, context=context), context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: Task[None]) -> None:
         """A task has ended. One that failed ends the pool: that is a defect, and no handler's error."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -252,7 +255,7 @@ def collect_young() -> None:
         gc.collect(1)
 
 
-def is_running_in(task: asyncio.Task[Any] | None) -> bool:
+def is_running_in(task: Task[Any] | None) -> bool:
     """Whether this code runs in the task. It does not when its coroutine is closed, at the end of an event loop."""
     try:
         return asyncio.current_task() is task
