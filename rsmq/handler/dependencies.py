@@ -14,12 +14,14 @@ from typing import Annotated, Any, Final, get_args, get_origin
 from rsmq.errors import ConfigError
 from rsmq.handler.filled import are_simple, filled
 from rsmq.handler.retry import BatchRolledBack
+from rsmq.handler.returned import completed, ended
 from rsmq.handler.service import Service
 from rsmq.handler.signature import annotations_of, is_coroutine_function
 from rsmq.model.message import Message
 
 LIBRARY: Final = "fast_depends"
 EITHER: Final = Message | list[Message]
+LATER: Final = "which would run when its dependencies are closed: make it `async def`, also inside its decorators"
 
 
 def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: bool) -> Callable[..., Any]:
@@ -45,6 +47,8 @@ def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: boo
         holder = aliases[0]
         own.append(inspect.Parameter(holder, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=wants))
     names = [each.name for each in own if _is_filled(each)]
+    if inspect.isroutine(function) and any(_is_closed(each, title) for each in wanted.values()):
+        function = _to_its_end(function)
     if is_batch and any(getattr(each, "_commits", False) for each in services):
         function = _all_or_none(function)
     injected = _inject(function, title)
@@ -127,6 +131,18 @@ def _message_parameters(
     return list(dict.fromkeys(found))
 
 
+def _is_closed(dependency: Callable[..., Any], title: str) -> bool:
+    """Whether a dependency, or one that it takes, has code that runs when the handler has ended."""
+    called = (dependency, getattr(dependency, "__call__", None))  # noqa: B004  an object may have it
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in called):
+        return True
+    hints = annotations_of(dependency, title)
+    nested = (
+        _dependency(dependency, name, hints.get(name), title) for name in inspect.signature(dependency).parameters
+    )
+    return any(each is not None and _is_closed(each, title) for each in nested)
+
+
 def _plain(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
@@ -152,6 +168,21 @@ def _unless_overridden(function: Callable[..., Any], injected: Callable[..., Any
     from fast_depends import dependency_provider
 
     return lambda **values: (injected if dependency_provider.overrides else function)(**values)
+
+
+def _to_its_end(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler whose call has come to its end before its dependencies are closed: an error that it returns is raised
+    at their `yield`, and a coroutine that it returns has run. A transaction would be committed before."""
+
+    @functools.wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        return ended(function(*values, **named), function, LATER)
+
+    @functools.wraps(function)
+    async def wait(*values: Any, **named: Any) -> Any:
+        return await completed(await function(*values, **named))
+
+    return wait if is_coroutine_function(function) else call
 
 
 def _all_or_none(function: Callable[..., Any]) -> Callable[..., Any]:

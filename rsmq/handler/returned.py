@@ -44,15 +44,26 @@ def is_unfinished(result: Any) -> bool:
     )
 
 
-def called(function: Any, *arguments: Any) -> Any:
-    """Call a plain function in another process. Raises TypeError for a result that can only be awaited here."""
-    result = function(*arguments)
+def ended(result: Any, function: Any, later: str) -> Any:
+    """The result of a plain function whose call has to come to its end here. Raises an error that is returned, and
+    TypeError for what would run later, with what that means."""
+    while isinstance(result, Future):
+        result = result.result()
+    if isinstance(result, BaseException):
+        raise result
     if isawaitable(result) or isgenerator(result) or isasyncgen(result):
         if hasattr(result, "close"):
             result.close()
         name = getattr(function, "__qualname__", repr(function))
-        raise TypeError(
-            f"{name} returned {type(result).__name__}, which runs in no event loop here: a handler with "
-            f'execution="process" is a plain function, also inside its decorators'
-        )
+        raise TypeError(f"{name} returned {type(result).__name__}, {later}")
     return result
+
+
+def called(function: Any, *arguments: Any) -> Any:
+    """Call a plain function in another process. Raises TypeError for a result that can only be awaited here."""
+    return ended(
+        function(*arguments),
+        function,
+        'which runs in no event loop here: a handler with execution="process" is a plain function, also inside its '
+        "decorators",
+    )

@@ -329,3 +329,15 @@ async def is_waiting(connection: AsyncConnection) -> bool:
     found = await connection.scalar(waiting, {"event": "transactionid"})
     await connection.rollback()
     return bool(found)
+
+
+async def test_error_that_a_batch_handler_returns_counts_for_all(bulk: Bulk) -> None:
+    """As one that it raises. Before, it was taken for outcomes of a wrong form, and tried again."""
+
+    async def reject(_: list[Message]) -> Any:
+        return Reject("no such customers")
+
+    bulk.before_end = reject
+    await bulk.handle(3)
+    assert (bulk.dead, await bulk.rows()) == (3, [])
+    assert sum(map(len, bulk.batches)) == 3

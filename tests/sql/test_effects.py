@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from tenacity import wait_fixed
 
-from rsmq import Broker, ConfigError, Message, RetryPolicy
+from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy
 from rsmq.errors import StaleEpoch
 from rsmq.handler.retry import AlreadyHandled
 from rsmq.model.clock import now_ms
@@ -24,6 +24,7 @@ from rsmq.sql.effects import Transaction
 from rsmq.sql.mark import Mark, marks_of
 from rsmq.sql.marks import write_mark
 from rsmq.sql.tables import FENCE, HANDLED
+from tests.contract.witness import letters_of, settled
 from tests.patience import until
 from tests.sql.databases import Postgres
 
@@ -523,3 +524,31 @@ async def test_output_of_a_handler_with_effects_is_refused(
     assert await pg_billing.rows() == []
     assert await pg_billing.marks() == 0
     assert "message.publish in a handler with effects.session" in caplog.text
+
+
+async def test_error_that_a_handler_returns_commits_nothing(engine: AsyncEngine, broker: Broker) -> None:
+    """Before, its transaction was committed first: the next attempt was skipped, so `return Retry()` settled the
+    message, and what `return Reject()` had written stayed beside its dead letter."""
+    effects, attempts = Effects(async_sessionmaker(engine)), list[tuple[int, int]]()
+
+    @broker.handler("orders", group="billing", retry=QUICK, partitions=1)
+    async def bill(
+        number: int, message: Message, session: Annotated[AsyncSession, Depends(effects.session)]
+    ) -> Exception | None:
+        attempts.append((number, message.attempt))
+        await session.execute(INSERT, {"number": 10 * number + message.attempt})
+        if number == 2:
+            return Reject("no such customer")
+        return Retry("not yet", after="0s") if message.attempt == 1 else None
+
+    async with engine.begin() as connection:
+        await connection.execute(CREATE)
+    async with broker.running():
+        for number in (1, 2):
+            await broker.publish("orders", number)
+        await settled(broker, "orders")
+        (letter,) = await letters_of(broker, "orders", "billing")
+    assert sorted(attempts) == [(1, 1), (1, 2), (2, 1)]
+    assert (letter.reason, letter.error) == ("rejected", "no such customer")
+    async with engine.connect() as connection:
+        assert (await connection.scalars(text("SELECT number FROM invoice"))).all() == [12]

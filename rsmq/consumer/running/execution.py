@@ -37,6 +37,8 @@ def build_call(handler: Handler, middlewares: Sequence[Middleware], processes: P
         innermost = (_in_thread if handler.execution == "thread" else _inline)(handler)
     if handler.outputs:
         innermost = (_publishing_each if handler.batch else _publishing)(innermost, handler.outputs)
+    elif not all(isinstance(each, Wrapping) for each in (*middlewares, *handler.around)):
+        innermost = _completing(innermost)
     return compose((*middlewares, *handler.around), innermost)
 
 
@@ -83,6 +85,16 @@ def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> C
 
 def _inline(handler: Handler) -> Call:
     return surrounded(handler.invoke if handler.batch is None else handler.invoke_batch)
+
+
+def _completing(call: Call) -> Call:
+    """A call inside middlewares of the user has come to its end: they see an error that the handler returns raised, and
+    no coroutine in the place of a result."""
+
+    async def completing(work: Any) -> Any:
+        return await completed(await call(work))
+
+    return completing
 
 
 def _publishing(call: Call, topics: Sequence[str]) -> Call:
