@@ -12,7 +12,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.encoding import Encoding
-from rsmq.model.keys import Keys
+from rsmq.model.keys import Keys, check_name
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.publish_options import due_time
 from rsmq.model.settings import Settings
@@ -145,7 +145,8 @@ class Commands(ABC):
         That is a delayed message, or one that waits for a retry or for the time of its handler's `when`: for all groups
         where it does, or only for `group`. It costs no attempt. With key order this waits for the member that has the
         timer, at most for a lease. `message`, `topic` and `key` are as for `look`. Raises ConfigError for what waits
-        for no time (it is unread, running, settled, ...), with what to do instead: the due time is as it was.
+        for no time (it is unread, running, settled, ...), with what to do instead, and for a time at which it has
+        expired: the due time is as it was.
         """
         if at is None and delay is None:
             raise ConfigError("give at or delay: when the message is to be delivered")
@@ -187,22 +188,24 @@ class Commands(ABC):
         Works while its workers run: they may handle twice what they read before they learned of it. Messages that were
         pending or waited for a retry are dropped from the group. Raises ConfigError for a group that is not there.
         """
-        await reset_group(self.client, self.keys, await self._with_group(topic, group), group, to)
+        await reset_group(self.client, self.keys, *await self._with_group(topic, group), to)
 
     async def pause_group(self, topic: str, group: str) -> None:
         """Stop delivery to a group, in all its workers, until `resume_group`. Raises ConfigError for one that is not
         there."""
-        await set_paused(self.client, self.keys, (await self._with_group(topic, group)).name, group, paused=True)
+        found, name = await self._with_group(topic, group)
+        await set_paused(self.client, self.keys, found.name, name, paused=True)
 
     async def resume_group(self, topic: str, group: str) -> None:
         """Deliver to a paused group again."""
-        await set_paused(self.client, self.keys, (await self._with_group(topic, group)).name, group, paused=False)
+        found, name = await self._with_group(topic, group)
+        await set_paused(self.client, self.keys, found.name, name, paused=False)
 
-    async def _with_group(self, topic: str, group: str) -> Topic:
-        """The topic of a group. Raises ConfigError."""
-        found = await self.topics.existing(topic)
-        await require_group(self.client, self.keys, found.name, group)
-        return found
+    async def _with_group(self, topic: str, group: str) -> tuple[Topic, str]:
+        """The topic of a group, and the name of that. Raises ConfigError."""
+        found, name = await self.topics.existing(topic), check_name("group", group)
+        await require_group(self.client, self.keys, found.name, name)
+        return found, name
 
     async def hold(self, topic: str, name: str | None, duration: Duration, *, group: str | None = None) -> datetime:
         """Let nothing of a name start for a time, and return its end: for a provider that says "not now".

@@ -78,7 +78,7 @@ class Results(BrokerPart):
         ResultFailed if the message became a dead letter, was cancelled, has expired or went on to a fallback topic;
         and Malformed for a result of another type. A replay that works replaces a failure.
         """
-        check_name("group", group)
+        group = check_name("group", group)
         span = checked_duration("timeout", timeout)
         if span < timedelta(0):
             raise ConfigError(f"timeout={timeout!r} is not possible: use 0 or more, such as '30s'")

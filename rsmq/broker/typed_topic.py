@@ -14,7 +14,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.publish_options import ManyOptions, PublishOptions
+from rsmq.model.publish_options import ManyOptions, PublishOptions, refuse_single
 from rsmq.producer.publication import BeforePublish, Publication
 
 T = TypeVar("T")
@@ -157,6 +157,7 @@ def would_not_come_back(topic: str, problem: str) -> str:
 
 def checked_items(topic: TypedTopic[T], items: Iterable[T]) -> Iterable[T]:
     """Items for a topic, each checked when it is taken."""
+    refuse_single(items)
     is_free = topic._class is None and not topic._refusal and topic._problem_of is None
     return items if is_free else map(topic.checked, items)
 

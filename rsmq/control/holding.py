@@ -11,7 +11,7 @@ from rsmq.errors import ConfigError
 from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.held_name import EVERYTHING, HeldName, bounded_name
-from rsmq.model.keys import Keys
+from rsmq.model.keys import Keys, plain_text
 from rsmq.model.words import duration, suggestion
 from rsmq.redis.client.connector import Client
 from rsmq.redis.holds import hold_name, holds_of
@@ -90,7 +90,7 @@ class Holding:
             raise ConfigError(f"topic {topic.name!r} has no group {group!r}: {some}")
         if not names:
             raise ConfigError(f"topic {topic.name!r} has no group yet: start a worker with a handler for it")
-        return names if group is None else [group]
+        return names if group is None else [plain_text(group)]
 
 
 def _stored(name: str | None) -> str:

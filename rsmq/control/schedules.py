@@ -13,7 +13,7 @@ from rsmq.handler.schedule import TickOptions, build_schedule, rule_json, schedu
 from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.encoding import NO_CODECS, Encoding
-from rsmq.model.keys import Keys, check_name
+from rsmq.model.keys import Keys, check_name, plain_text
 from rsmq.model.message import encode_payload
 from rsmq.model.publish_options import check_size
 from rsmq.model.record import whole
@@ -92,6 +92,7 @@ class Schedules:
         not published yet is that run.
         """
         found = await self._topics.existing(topic)
+        name = plain_text(name)
         key = await self._key_of(found, name)
         now_ms = await self._now_ms()
         await self._client.execute_command("HSETNX", key, f"run|{name}", now_ms)
@@ -101,12 +102,14 @@ class Schedules:
 
     async def pause(self, topic: str, name: str) -> None:
         """Publish no tick until `resume`, also over restarts and deployments."""
+        name = plain_text(name)
         key = await self._key_of(await self._topics.existing(topic), name)
         await self._client.execute_command("HSETNX", key, f"paused|{name}", await self._now_ms())
 
     async def resume(self, topic: str, name: str) -> None:
         """Go on with the next tick: none of those in between is published."""
         found = await self._topics.existing(topic)
+        name = plain_text(name)
         key = await self._key_of(found, name)
         now_ms = await self._now_ms()
         replies = await self._client.pipelined([("HSET", key, f"last|{name}", now_ms), ("HDEL", key, f"paused|{name}")])
@@ -121,6 +124,7 @@ class Schedules:
         It stays over restarts and deployments, until `reset`. Both rules are shown.
         """
         found = await self._topics.existing(topic)
+        name = plain_text(name)
         key = await self._key_of(found, name)
         rule = rule_json(trigger_of(name, schedule, timezone))
         await self._client.execute_command("HSET", key, f"set|{name}", rule)
@@ -129,6 +133,7 @@ class Schedules:
     async def reset(self, topic: str, name: str) -> None:
         """Back to the rule of the code."""
         found = await self._topics.existing(topic)
+        name = plain_text(name)
         key = await self._key_of(found, name)
         await self._client.execute_command("HDEL", key, f"set|{name}")
         await self._wake(key, found, name)
@@ -145,14 +150,15 @@ class Schedules:
         """
         wanted = build_schedule(lambda: payload, schedule, topic, name=name, **options)
         data, kind = encode_payload(payload)
-        data, enc = self._encoding.encode(data, schedule_binding(topic, name), wanted.key, kind)
+        data, enc = self._encoding.encode(data, schedule_binding(wanted.topic, wanted.name), wanted.key, kind)
         if self._encoding.bodies is None:  # a store takes what is larger
             check_size(data, wanted.key, wanted.headers, self._limit)
         found = await lookup_topic(self._topics, topic)
         if wanted.band is not None:
             found = await self._topics.existing(topic)  # it may have got the band meanwhile
             refuse_closed_band(found, name, wanted.band)
-        key = self._keys.every(topic, number_of(found, name, wanted.key, wanted.band))
+        name = wanted.name
+        key = self._keys.every(found.name, number_of(found, name, wanted.key, wanted.band))
         is_known, is_added = await self._client.execute_command("HMGET", key, f"rule|{name}", f"added|{name}")
         if is_known and not is_added:
             raise ConfigError(
@@ -173,10 +179,10 @@ class Schedules:
         await self._client.execute_command(
             "HSET", key, f"rule|{name}", rule, f"added|{name}", to_json(definition, exclude_none=True)
         )
-        entry = entry_of(topic, name, wanted.key)
+        entry = entry_of(found.name, name, wanted.key)
         await self._client.execute_command("ZADD", self._keys.schedules, 0, entry)
         definitions = [*([is_added] if is_added else []), *(fields[f"added|{name}"] for fields in earlier.values())]
-        gone = {entry_of(topic, name, stored_key(each)) for each in definitions} - {entry}
+        gone = {entry_of(found.name, name, stored_key(each)) for each in definitions} - {entry}
         if gone:
             await self._client.execute_command("ZREM", self._keys.schedules, *gone)
         for other in earlier:
@@ -188,6 +194,7 @@ class Schedules:
         Raises ConfigError for one that a worker has in its code.
         """
         found = await self._topics.existing(topic)
+        name = plain_text(name)
         key = await self._key_of(found, name)
         added, until = await self._client.execute_command("HMGET", key, f"added|{name}", f"until|{name}")
         if not added and (whole(until) or 0) > await self._now_ms():

@@ -15,7 +15,7 @@ from rsmq.dlq.selection import FieldCondition
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
 from rsmq.model.encoding import NO_CODECS, Encoding
-from rsmq.model.keys import Keys
+from rsmq.model.keys import Keys, plain_text
 from rsmq.model.message import JSON, Message
 from rsmq.model.packing import unpack_fields
 from rsmq.model.stream_id import is_stream_id
@@ -128,7 +128,7 @@ class Search:
         self._keys = keys
         self._topic = topic
         self._state = state
-        self._group = group or ""
+        self._group = plain_text(group or "")
         self._encoding = encoding
         self._bodies = bodies
 

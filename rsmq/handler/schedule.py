@@ -236,8 +236,8 @@ def build_schedule(
 ) -> Schedule:
     """A checked schedule, with defaults filled in. Raises ConfigError that says what to write instead."""
     given: dict[str, Any] = {**DEFAULTS, **options}
-    title = str(getattr(function, "__name__", type(function).__name__) if given["name"] is None else given["name"])
-    check_name("schedule", title)
+    title = getattr(function, "__name__", type(function).__name__) if given["name"] is None else given["name"]
+    title = check_name("schedule", title)
     refuse_unknown(f"schedule {title}", options, DEFAULTS)
     if given["missed"] not in get_args(Missed):
         raise ConfigError(f"schedule {title}: missed={given['missed']!r} is unknown: use 'latest' or 'skip'")

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Final, Literal, NamedTuple, cast
 
 from rsmq.errors import ConfigError
+from rsmq.model.keys import plain_text
 from rsmq.model.partition import partition_for
 
 FIELD: Final = b"batch"
@@ -37,7 +38,7 @@ def check_batch_name(name: str) -> str:
     """The name of a batch, or ConfigError."""
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
         raise ConfigError(f"batch name {name!r} is not possible: use 1 to {LONGEST_NAME} printable characters")
-    return name
+    return plain_text(name)
 
 
 def shard_of(name: str) -> int:

@@ -30,6 +30,12 @@ def encode_name(name: str) -> str:
     return UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name).encode(errors="backslashreplace").decode()
 
 
+def plain_text(text: str) -> str:
+    """Text as a str itself. A member of an enumeration of texts, `class Topics(str, Enum)`, is text, and in a key it
+    would be `Topics.ORDERS`, not its value."""
+    return text if type(text) is str else str.__str__(text)
+
+
 def check_name(kind: str, name: str) -> str:
     """Return `name`, or raise ConfigError when it could break a key."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -38,13 +44,14 @@ def check_name(kind: str, name: str) -> str:
         )
     if kind == "group" and name in RESERVED_GROUPS:
         raise ConfigError(f"group name {name!r} is reserved, as are {', '.join(RESERVED_GROUPS)}: choose another")
-    return name
+    return plain_text(name)
 
 
 def encode_device(device: str) -> str:
     """A device id for a key: characters that could end the hash tag or a line are percent-encoded."""
     if not isinstance(device, str) or not device:
         raise ConfigError(f"device id {device!r} is not allowed: use text of 1 to {LONGEST_DEVICE} bytes")
+    device = plain_text(device)
     try:
         size = len(device) if device.isascii() else len(device.encode())
     except UnicodeEncodeError:
@@ -197,7 +204,7 @@ class Keys:
 
     def dlq(self, topic: str, partition: int, group: str) -> str:
         """Stream: dead letters."""
-        return f"{self.stream(topic, partition)}:{group}:dlq"
+        return f"{self.stream(topic, partition)}:{plain_text(group)}:dlq"
 
     def handed_on(self, topic: str, partition: int, group: str) -> str:
         """Stream: origin, id -> topic, id of messages that went to the fallback topic of their handler."""

@@ -16,6 +16,7 @@ from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.expiry import OnExpiry
 from rsmq.model.headers import require_text
 from rsmq.model.in_loop import is_in_loop
+from rsmq.model.keys import plain_text
 from rsmq.model.settings import did_you_mean
 from rsmq.model.unique import OnConflict, Until
 from rsmq.model.words import duration
@@ -151,7 +152,7 @@ def check_message_id(message_id: str) -> str:
     """A given message id, or ConfigError: it becomes part of a key."""
     if not isinstance(message_id, str) or not 1 <= len(message_id) <= LONGEST_ID or not message_id.isprintable():
         raise ConfigError(f"message_id={message_id!r} is not possible: use 1 to {LONGEST_ID} printable characters")
-    return message_id
+    return plain_text(message_id)
 
 
 def check_replicas(number: int) -> int:
@@ -193,6 +194,14 @@ def due_time(delay: Duration | None, at: datetime | None) -> str:
     if not isinstance(at, datetime):
         raise ConfigError(f"at={at!r} is not a time: pass an aware datetime, or write delay='5m' instead")
     return str(min(max(0, epoch_ms(at)), LATEST_MS))
+
+
+def refuse_single(items: object) -> None:
+    """Raise ConfigError for one payload in the place of many: its characters, or names, would be the payloads."""
+    if isinstance(items, str | bytes | bytearray | memoryview | Mapping):
+        raise ConfigError(
+            f"publish_many stores many payloads, and {type(items).__name__} is one: pass a list, or use publish"
+        )
 
 
 def refuse_thread(is_async: bool, name: str = "message.publish") -> None:

@@ -85,13 +85,11 @@ class BatchOptions:
         resume: bool = False,
     ) -> BatchOptions:
         """Raises ConfigError."""
-        check_batch_name(name)
-        check_name("group", group)
+        name, group = check_batch_name(name), check_name("group", group)
         if not isinstance(resume, bool):
             raise ConfigError(f"resume={resume!r} is not possible for a batch: write resume=True, or leave it out")
-        for topic in (on_complete, on_success):
-            if topic is not None:
-                check_name("topic", topic)
+        on_complete = None if on_complete is None else check_name("topic", on_complete)
+        on_success = None if on_success is None else check_name("topic", on_success)
         spans = checked_duration("expires", expires), checked_duration("keep", keep)
         for word, span in zip(("expires", "keep"), spans, strict=True):
             if not timedelta(0) < span <= LONGEST_DELAY:

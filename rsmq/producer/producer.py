@@ -34,6 +34,7 @@ from rsmq.model.publish_options import (
     check_replicas,
     check_size,
     due_time,
+    refuse_single,
     refuse_unknown,
 )
 from rsmq.model.record import text
@@ -298,6 +299,7 @@ class Producer:
         """Let a batch have members in a topic. Raises ConfigError if its group is none of the topic's, or if a full
         topic would drop members, and BatchEnded."""
         found = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
+        topic = found.name
         groups = await group_names(self._client, self.keys, topic, found.numbers[0])
         if group not in groups:
             raise ConfigError(
@@ -556,6 +558,7 @@ class Producer:
         """
         if not 1 <= batch <= MOST_MESSAGES:
             raise ConfigError(f"batch={batch} is not possible: use 1 to {MOST_MESSAGES} messages")
+        refuse_single(items)
         target = cached_topic(self._topics, topic) or await lookup_topic(self._topics, topic)
         block = target.normal if band is None else await self._block(target, band)
         queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()

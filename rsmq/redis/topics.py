@@ -162,7 +162,7 @@ class Topics:
 
         Raises ConfigError when it exists with another number of partitions than asked for.
         """
-        check_name("topic", name)
+        name = check_name("topic", name)
         if partitions is not None and not 1 <= partitions <= MOST_PARTITIONS:
             raise ConfigError(f"topic {name!r} cannot have {partitions} partitions: use 1 to {MOST_PARTITIONS}")
         entry = self._known.get(name)
@@ -190,7 +190,8 @@ class Topics:
 
     async def find(self, name: str) -> Topic | None:
         """The topic, or None if it does not exist."""
-        reply = await self._client.execute_command("HGETALL", self._keys.topic(check_name("topic", name)))
+        name = check_name("topic", name)
+        reply = await self._client.execute_command("HGETALL", self._keys.topic(name))
         return self._noted(name, reply)
 
     async def find_all(self, names: Collection[str]) -> list[Topic]:
@@ -299,6 +300,7 @@ class Topics:
         With `archive=off` the positions of all archives are deleted, so that a dead archive does not stop retention.
         """
         topic = await self.existing(name)
+        name = topic.name
         fields = write_limits(limits)
         if {"on_full": topic.on_full, "archive": topic.archive, **fields}.items() >= UNARCHIVED:
             raise ConfigError(
@@ -323,6 +325,7 @@ class Topics:
         The topic's own entry goes last, so that an interrupted delete can be repeated.
         """
         topic = await self.existing(name)
+        name = topic.name
         await self._note_former(topic)
         groups: set[str] = set()
         for partition in topic.numbers:
@@ -351,6 +354,7 @@ class Topics:
         """
         while True:
             topic = await self.existing(name)
+            name = topic.name
             wanted = topic.layout.with_bands(bands)
             used = set[int]()
             while found := await self._used(name, set(wanted.numbers) - set(topic.numbers) - used):
@@ -385,6 +389,7 @@ class Topics:
         """Let publishers use the bands that were added. Returns the live members that do not know them yet: then
         nothing has changed but that their groups hear of it."""
         topic = await self.existing(name)
+        name = topic.name
         if not topic.layout.waits or topic.layout.following is not None:
             return []
         groups = await prepare_groups(self._client, self._keys, topic)
@@ -408,6 +413,7 @@ class Topics:
         """
         while True:
             topic = await self.existing(name)
+            name = topic.name
             added = topic.layout.following
             if added is None and partitions == topic.partitions:
                 return topic
@@ -429,6 +435,7 @@ class Topics:
         """Finish a resize, if nothing is left that it waits for. Returns what it waits for; empty: it is done, or there
         is none. Any process may call this at any time."""
         topic = await self.existing(name)
+        name = topic.name
         if topic.layout.following is None:
             return ""
         try:
@@ -476,6 +483,7 @@ class Topics:
         soon as the first partition may be sealed."""
         while True:
             topic = await self.existing(name)
+            name = topic.name
             if topic.layout.following is None or topic.layout.is_opening:
                 return False
             wanted = topic.layout.without_following()

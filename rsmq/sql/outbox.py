@@ -28,6 +28,7 @@ from rsmq.model.publish_options import (
     check_replicas,
     check_size,
     due_time,
+    refuse_single,
     refuse_unknown,
 )
 from rsmq.model.settings import Settings
@@ -136,6 +137,7 @@ class RelayedOutbox:
         options: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Checked messages as rows. `options` are those of `row`, the same for all."""
+        refuse_single(items)
         return [
             outbox_row(self, topic, item, **{**options, "key": None if key is None else key(item)}) for item in items
         ]
