@@ -11,7 +11,8 @@ from rsmq.control.asking import MOST_ATTEMPTS, Waking, groups_of_message, refuse
 from rsmq.control.finder import Finder, Found
 from rsmq.control.status import moment
 from rsmq.errors import ConfigError
-from rsmq.model.clock import to_ms
+from rsmq.model.clock import LATEST_MS, from_epoch_ms, to_ms
+from rsmq.model.expiry import expiry_of_packed
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
@@ -41,6 +42,7 @@ class Reschedule:
             found = await self._finder.find(message_id, topic, key)
             if found is None or found.is_cancelled:
                 break
+            await self._refuse_after_expiry(found, due)
             if found.packed is None:
                 return await self._stored(found, due, group)
             await refuse_one_group(self._client, self._keys, found, group, "reschedule")
@@ -51,6 +53,23 @@ class Reschedule:
             if word == OK:
                 return moment(rest[0])
         raise refusal(message_id, {})
+
+    async def _refuse_after_expiry(self, found: Found, due: str) -> None:
+        """Raise ConfigError if the message has expired when it would be due: it would end without an attempt."""
+        if found.message.is_plain or found.message.expires_ms is None:
+            return
+        due_ms, expires_ms = int(due), found.message.expires_ms
+        if due.startswith("+"):
+            seconds, micros = await self._client.execute_command("TIME")
+            due_ms += 1000 * int(seconds) + int(micros) // 1000
+        if found.packed is not None:  # a duration that another client has stored counts from then
+            expires_ms = expiry_of_packed(found.packed, due_ms) or expires_ms
+        if due_ms >= expires_ms:
+            raise ConfigError(
+                f"{found.message.id} expires at {from_epoch_ms(min(expires_ms, LATEST_MS)).isoformat()}, which is not "
+                f"after its new due time: it would never be handled. Give an earlier time, or cancel it and publish it "
+                f"again"
+            )
 
     async def _stored(self, found: Found, due: str, group: str | None) -> datetime:
         chosen = await groups_of_message(self._client, self._keys, found, group)

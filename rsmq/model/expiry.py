@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from rsmq.errors import ConfigError
+from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.packing import unpack_fields
 from rsmq.model.words import duration
 
 OnExpiry = Literal["drop", "dead"]
@@ -56,3 +57,12 @@ def expiry_of(fields: Mapping[bytes, bytes], stored_ms: int) -> int | None:
     if not digits.isdigit() or len(digits) > 15:
         return None
     return max(1, int(digits)) + (stored_ms if raw.startswith(b"+") else 0)
+
+
+def expiry_of_packed(packed: bytes, due_ms: int) -> int | None:
+    """When a delayed message expires that is stored at `due_ms`, in ms since 1970. None: never, or it is unreadable."""
+    try:
+        fields = unpack_fields(packed)
+    except Malformed:
+        return None
+    return expiry_of(dict(zip(fields[::2], fields[1::2], strict=False)), due_ms)

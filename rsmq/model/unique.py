@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 from rsmq.errors import ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.expiry import expiry_of_packed
+from rsmq.model.keys import plain_text
 from rsmq.model.stream_id import parse_stream_id
 
 Until = Literal["settled", "started"]
@@ -41,7 +43,7 @@ class Unique:
             raise ConfigError(f"on_conflict={on_conflict!r} is unknown: use 'keep', 'replace' or 'extend'")
         if on_conflict == "extend" and not is_delayed:
             raise ConfigError("on_conflict='extend' moves the due time of a delayed message: give delay or at, too")
-        return cls(name, hold(until), on_conflict)
+        return cls(plain_text(name), hold(until), on_conflict)
 
 
 def hold(until: Until | Duration) -> str:
@@ -122,3 +124,12 @@ def can_be_replaced(holder: Holder, states: list[HolderState]) -> bool:
     if not holder.stream_id:
         return holder.is_there
     return holder.is_there and bool(states) and all(each.is_undelivered for each in states)
+
+
+def can_be_extended(holder: Holder, due: str) -> bool:
+    """Whether a message is delayed, and has not expired at its new due time, where it would end without an attempt."""
+    if holder.stream_id or not holder.is_there:
+        return False
+    due_ms = int(due) + (holder.now_ms if due.startswith("+") else 0)
+    expires_ms = expiry_of_packed(holder.packed, due_ms)
+    return expires_ms is None or due_ms < expires_ms

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rsmq.errors import PartitionSealed
 from rsmq.model.log_names import name_in_log
 from rsmq.model.message import entry_fields
-from rsmq.model.unique import Holder, HolderState, Unique, can_be_replaced, is_held
+from rsmq.model.unique import Holder, HolderState, Unique, can_be_extended, can_be_replaced, is_held
 from rsmq.producer.batch import NEW, Answer, Batch, Fields, Full
 from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import LOOK_AT_MESSAGE, OK, PUBLISH_UNIQUE, RESCHEDULE_DELAYED
@@ -88,7 +88,7 @@ class Claim:
             self.holder = None
             self.seen = holder
             self.replaces = True
-        elif self.unique.on_conflict == "extend" and not holder.stream_id and holder.is_there:
+        elif self.unique.on_conflict == "extend" and can_be_extended(holder, self.due):
             self.extends = True
         else:
             self.leave()

@@ -240,3 +240,23 @@ async def test_message_that_is_parked_for_one_group_is_moved_for_that_one(broker
         with pytest.raises(ConfigError, match="reschedule it for all groups"):
             await broker.reschedule(delayed, at=AT, group="g")
     assert other.done[ref] == 1
+
+
+@pytest.mark.parametrize("moment", ["delayed", "parked"])
+async def test_message_is_not_moved_beyond_its_expiry(broker: Broker, moment: str) -> None:
+    """It would end without an attempt, and without a word: publishing it so is refused, too."""
+    work = Recovering()
+    work.register(broker, {})
+    delay = {"delay": "1h"} if moment == "delayed" else {}
+    async with broker.running():
+        ref = await broker.publish("in", "fail", key="ada", expires="2h", **delay)  # type: ignore[arg-type]
+        wanted = "delayed" if moment == "delayed" else "waiting_for_retry"
+        await until(lambda: is_state(broker, ref, wanted), "it waits")
+        before = (await broker.look(ref)).due
+        for late in ({"delay": "3h"}, {"at": AT}):
+            with pytest.raises(ConfigError, match="which is not after its new due time: it would never be handled"):
+                await broker.reschedule(ref, **late)  # type: ignore[arg-type]
+        assert (await broker.look(ref)).due == before
+        await broker.reschedule(ref, delay="90m")
+        await broker.reschedule(ref, delay="0s")
+        await until(lambda: work.began[ref] >= 1, "it is handled")

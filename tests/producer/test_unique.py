@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -225,6 +225,19 @@ async def test_extend_moves_a_delayed_message(broker: Broker) -> None:
         assert status.due - before > timedelta(hours=1)
         with pytest.raises(ConfigError, match="give delay or at"):
             await edit(broker, on_conflict="extend")
+
+
+async def test_extend_does_not_move_a_message_beyond_its_expiry(broker: Broker) -> None:
+    """It keeps its due time: it would end without an attempt. It was moved, and dropped when it was due."""
+    async with broker:
+        first = await edit(broker, "first", delay="1h", expires="2h")
+        before = (await broker.look(first)).due
+        for late in ({"delay": "3h"}, {"at": datetime(2100, 1, 1, tzinfo=UTC)}):
+            again = await edit(broker, "second", on_conflict="extend", **late)
+            assert (again, again.is_new) == (first, False)
+            assert (await broker.look(first)).due == before
+        await edit(broker, "third", delay="90m", on_conflict="extend")
+        assert (await broker.look(first)).due != before
 
 
 async def test_delayed_unique_message_holds_its_name_until_it_is_settled(broker: Broker) -> None:
