@@ -48,12 +48,13 @@ def serve() -> None:
     link = own_link()
     commands = link.makefile("rb")
     try:
-        worker, program, arguments = pickle.load(commands)
+        worker, main, arguments = pickle.load(commands)
         belong_to(worker)
         sys.argv[:] = arguments
-        send(link, answer_of(import_program, program))
+        program = Program(*main)
+        send(link, answer_of(program.begin))
         while commands.peek(1):
-            send(link, answer_of(call_next, commands))
+            send(link, answer_of(call_next, commands, program))
             flush()
     except (EOFError, ConnectionError):  # the worker has ended
         return
@@ -76,9 +77,9 @@ def own_link() -> socket.socket:
     return link
 
 
-def call_next(commands: Any) -> Any:
+def call_next(commands: Any, program: Program) -> Any:
     """Call what the worker asks for next. The module of the function is imported here, if it is not yet."""
-    function, arguments = pickle.load(commands)
+    function, arguments = CallReader(commands, program).load()
     return carrying(function, *arguments)
 
 
@@ -104,14 +105,54 @@ def flush() -> None:
             stream.flush()
 
 
-def import_program(path: str | None) -> None:
-    """Import the main module of the worker's program under another name, as multiprocessing does: functions that are
-    defined there are found, and what stands under its main guard does not run."""
-    del sys.modules["__main__"]
-    if path is not None and os.path.isfile(path):
+class Program:
+    """The main module of the worker's program, imported here under another name, as multiprocessing does: functions
+    that are defined there are found, and what stands under its main guard does not run.
+
+    `module`: its name, if the program was started by that (`python -m shop.worker`), so that it may import from its own
+    package. A `__main__.py` of a package has no guard, often: it is imported only if something in it is asked for.
+    """
+
+    def __init__(self, module: str | None, path: str | None) -> None:
+        self._module = module
+        self._path = path
+        self._is_later = module is not None and module.rpartition(".")[2] == "__main__"
+
+    def begin(self) -> None:
+        """Before the first call."""
+        if self._is_later:
+            sys.modules["__main__"] = ModuleType("__main__")
+        else:
+            self._load()
+
+    def find(self) -> None:
+        """Something in it is asked for."""
+        if self._is_later:
+            self._load()
+            self._is_later = False
+
+    def _load(self) -> None:
+        sys.modules.pop("__main__", None)  # while it is missing no broker connects: see `refuse_handler_process`
         program = ModuleType("__mp_main__")
-        program.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
+        if self._module not in (None, "__main__"):
+            program.__dict__.update(runpy.run_module(str(self._module), run_name="__mp_main__", alter_sys=True))
+        elif self._path is not None and os.path.isfile(self._path):
+            program.__dict__.update(runpy.run_path(self._path, run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = program
+
+
+class CallReader(pickle.Unpickler):
+    """Reads what the worker asks for."""
+
+    def __init__(self, commands: Any, program: Program) -> None:
+        super().__init__(commands)
+        self._program = program
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A function or a class by its name."""
+        if module == "__main__":
+            self._program.find()
+        return super().find_class(module, name)
 
 
 def belong_to(worker: int) -> None:

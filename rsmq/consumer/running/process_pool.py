@@ -52,8 +52,7 @@ class HandlerProcess:
         process, ours = spawn()
         try:
             child = cls(process, *await asyncio.open_connection(sock=ours))
-            program = getattr(sys.modules["__main__"], "__file__", None)
-            is_done, result = await child._exchange(pickle.dumps((os.getpid(), program, sys.argv)))
+            is_done, result = await child._exchange(pickle.dumps((os.getpid(), main_program(), sys.argv)))
         except BaseException:
             ours.close()
             await ended(process)
@@ -104,6 +103,14 @@ class HandlerProcess:
         """End it, also while it runs a call."""
         self._writer.close()
         await ended(self._process)
+
+
+def main_program() -> tuple[str | None, str | None]:
+    """How the main module of this program is found: its name, if it was started by that, and its file."""
+    main = sys.modules["__main__"]
+    sys.modules.setdefault("__mp_main__", main)  # what comes back may be of a class that is defined there
+    spec = getattr(main, "__spec__", None)
+    return None if spec is None else spec.name, getattr(main, "__file__", None)
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
