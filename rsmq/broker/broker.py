@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
@@ -392,18 +393,27 @@ class Broker(Router, Publishing, Requesting, Commands, Results):
             yield self
 
     def quiet(self) -> None:
-        """Stop fetching; running handlers finish."""
+        """Stop fetching; running handlers finish. May be called from any thread."""
         if self.worker is not None:
-            self.worker.quiet()
+            self._in_its_loop(self.worker.quiet)
 
     def stop(self, grace: Duration | None = None) -> None:
         """Stop fetching; cancel handlers that still run after `grace` (RSMQ_STOP_GRACE), their messages go back.
 
-        While `run` connects, it ends `run` before a handler starts.
+        While `run` connects, it ends `run` before a handler starts. May be called from any thread.
         """
+        seconds = None if grace is None else checked_duration("grace", grace).total_seconds()
         self._is_stopped_early = True
         if self.worker is not None:
-            self.worker.stop(None if grace is None else checked_duration("grace", grace).total_seconds())
+            self._in_its_loop(partial(self.worker.stop, seconds))
+
+    def _in_its_loop(self, action: Callable[[], None]) -> None:
+        """Call a function in the event loop of the worker: at once, or soon if this is another thread."""
+        opened = self._open
+        if opened is None or opened.loop is _get_running_loop():
+            action()
+        else:
+            opened.loop.call_soon_threadsafe(action)
 
     def _add_service(self, service: Service) -> None:
         """What a service keeps outside of the server belongs to the prefix of this broker."""
