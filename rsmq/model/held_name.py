@@ -15,6 +15,8 @@ from rsmq.model.member import read_info
 HoldKind = Literal["handler", "command", "breaker"]
 EVERYTHING: Final = ""
 """The name of all messages of a group."""
+EMPTY: Final = "(empty)"
+"""The name of messages whose function gives an empty text, such as a header that is missing."""
 MOST_HELD: Final = 1000
 """Names that a group can hold at once."""
 UNTRIED_MS: Final = 24 * 60 * 60 * 1000
@@ -45,8 +47,15 @@ class HeldName:
 
 
 def bounded_name(name: str) -> str:
-    """The name under which a hold is stored: a long one is hashed."""
-    return name if len(name) <= LONGEST_NAME else hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    """The name under which a hold is stored: a long one is hashed, and what is not Unicode is escaped."""
+    if len(name) > LONGEST_NAME:
+        return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
+
+
+def name_of_one(name: str) -> str:
+    """The same of a name that a function of the handler gives: an empty one is not everything."""
+    return bounded_name(name) or EMPTY
 
 
 def read_holds(text: bytes | None) -> tuple[HeldName, ...]:

@@ -364,6 +364,35 @@ async def test_hold_of_a_breaker_ends_although_another_name_is_held_meanwhile() 
         assert [each.name for each in consumer.holds.names] == ["another"]
 
 
+@pytest.mark.parametrize("odd", ["", "\ud800", "x" * 300])
+@pytest.mark.parametrize("is_breaker", [False, True])
+async def test_hold_of_an_odd_name_holds_no_other_one(make: Make, odd: str, is_breaker: bool) -> None:
+    """An empty text, such as that of a header which is missing, was the name of everything; text that is not Unicode
+    ended the worker."""
+
+    def named(message: Message) -> str:
+        return message.headers.get("provider", odd)
+
+    def refuse(name: str | None) -> None:
+        if name is None:
+            raise OSError("down") if is_breaker else Hold("1h")
+
+    called = Provider()
+    called.says = refuse
+    options = {"breaker": Breaker(1, "1h", by=named)} if is_breaker else {"rate": Rate(1000, by=named)}
+    async with make(called, retry=RetryPolicy(max_attempts=1), **options).running() as broker:
+        await publish(broker, None, 1)
+        await until(lambda: knows(consumer_of(broker)), "it is held")
+        await publish(broker, None, 1, first=1)
+        await publish(broker, "twilio", 3)
+        await until(lambda: called.count("twilio") == 3, "others go on")
+        await until(lambda: is_calm(consumer_of(broker)), "the server knows of it")
+        (held,) = await broker.holds("t")
+        assert await broker.end_hold("t", held.held.name) == 1
+        called.says = works
+        await until(lambda: (None, 1) in called.calls, "it is held no longer")
+
+
 async def test_breaker_counts_failures_in_a_row_and_only_of_its_types(make: Make) -> None:
     """A success, a rejected message or another error between them begins anew."""
     called, script = Provider(), ["fail", "fail", "ok", "fail", "reject", "fail", "fail", "other"]

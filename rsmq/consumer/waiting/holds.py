@@ -24,7 +24,7 @@ from rsmq.handler.breaker import Breaker
 from rsmq.handler.retry import Park
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.delivery_state import DeliveryState
-from rsmq.model.held_name import EVERYTHING, HeldName, HoldKind, bounded_name, read_holds
+from rsmq.model.held_name import EVERYTHING, HeldName, HoldKind, bounded_name, name_of_one, read_holds
 from rsmq.model.log_names import name_in_log
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -104,7 +104,7 @@ class Holds:
         if self._naming is None:
             return EVERYTHING
         name = self._naming.name(message)
-        return None if name is None else bounded_name(name)
+        return None if name is None else name_of_one(name)
 
     def _holding(self, name: str | None) -> str | None:
         """The hold for which messages of a name wait; None: they may start."""
@@ -133,7 +133,7 @@ class Holds:
             return [None] * number, False
         if self._naming is None:
             return ([], number > 0) if self._holding(EVERYTHING) is not None else ([None] * number, False)
-        names = [None if name is None else bounded_name(name) for name in self._naming.names(raw, number)]
+        names = [None if name is None else name_of_one(name) for name in self._naming.names(raw, number)]
         waits = {name: self._holding(name) is not None for name in set(names)}
         count = next((at for at, name in enumerate(names) if waits[name]), number)
         return [None] * count, count < number
