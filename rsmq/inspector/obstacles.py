@@ -46,10 +46,12 @@ def behind_one_name(group: GroupTrend) -> Iterator[str]:
             )
     rates = largest(each.waiting_for_rate_by for each in live)
     named = [(name, many) for name, many in rates if name and many >= MOST * whole]
+    held = {each.name for each in group.holds}  # which is said by itself: no rate would help
     for name, many in named:
-        yield f"{part(many, whole)} of {title(group)} wait for the rate of {name!r}: raise it, or let it wait"
+        if name not in held:
+            yield f"{part(many, whole)} of {title(group)} wait for the rate of {name!r}: raise it, or let it wait"
     for_rate = group.work.waiting_for_rate
-    if not named and for_rate >= MOST * whole:
+    if not named and "" not in held and for_rate >= MOST * whole:
         yield f"{part(for_rate, whole)} of {title(group)} wait for their handler's rate: raise it, or let them wait"
     for name, many in largest(each.waiting_by_tenant for each in live):
         if many >= MOST * whole and name not in dict(named):

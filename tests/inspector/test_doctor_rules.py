@@ -165,6 +165,21 @@ CASES = {
         facts(replace(GROUP, holds=(OPEN,))),
         "'twilio' of group billing of orders is held by a breaker",
     ),
+    "open breaker in front of a backlog": (
+        facts(replace(GROUP, work=Work(waiting_for_rate=150), holds=(replace(OPEN, name=""),))),
+        "everything of group billing of orders is held by a breaker",
+    ),
+    "open breaker in front of one name": (
+        facts(
+            replace(
+                GROUP,
+                work=Work(waiting_for_rate=150),
+                members=(replace(MEMBER, waiting_for_rate_by=(("twilio", 150),)),),
+                holds=(OPEN,),
+            )
+        ),
+        "'twilio' of group billing of orders is held by a breaker",
+    ),
     "a node that does not serve a member": (
         facts(replace(GROUP, members=(replace(MEMBER, unreadable=(3, 17)),))),
         "w1 of group billing of orders cannot read or settle partition 3, 17",
