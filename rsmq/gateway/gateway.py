@@ -324,11 +324,9 @@ class Gateway:
         """Say what this gateway does, for the doctor."""
         key = self._broker.keys.gateway_about(context.fleet.sessions.gateway)
         self._started_ms = self._started_ms or context.fleet.clock.now_ms()
-        assert self._lease is not None
-        await self._lease.look_up()
         said = about(
-            self.options, self.listen, list(self.routes), totals(context.counts), self._started_ms, self._lease.server,
-            context.counts.held,
+            self.options, self.listen, list(self.routes), totals(context.counts), self._started_ms,
+            context.fleet.sessions.server, context.counts.held,
         )  # fmt: skip
         await opened.client.execute_command("SET", key, said, "EX", ABOUT_SECONDS)
 

@@ -24,22 +24,16 @@ class GatewayLease:
         self._under_way = set[str]()
         self._confirmed = monotonic()
         self._trouble = ""
-        self.server = ""
-        """The server process that has it; empty after an outage, until `look_up`."""
 
     async def begin(self) -> None:
         """Take it, and learn the server's time."""
         await self._renew(new=True)
-        await self.look_up()
-
-    async def look_up(self) -> None:
-        """Learn which server process has it."""
-        self.server = self.server or await self._context.fleet.sessions.server()
 
     async def keep(self) -> None:
         """Renew it, and end what dead gateways have left, until cancelled."""
         lease = self._length.total_seconds()
         suspects = Suspects(lease, monotonic())
+        sessions = self._context.fleet.sessions
         while True:
             await anyio.sleep(min(BEAT, lease / 4))
             try:
@@ -52,11 +46,10 @@ class GatewayLease:
                         self._under_way.add(each)
                         self._context.spawn(self._bury(each))
                 for each in suspects.unseen(monotonic()):
-                    if self.server and await self._context.fleet.sessions.last_server(each) == self.server:
+                    if sessions.server and await sessions.last_server(each) == sessions.server:
                         suspects.vouch(each)
             except BrokerError as error:
                 suspects.interrupted(monotonic())
-                self.server = ""
                 if not self._trouble:
                     log.warning("the lease waits for the server: %s", error)
                 self._trouble = str(error)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, SessionTaken
+from rsmq.errors import BrokerError, BrokerUnavailable, SessionTaken
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.scripts import (
     BEAT_GATEWAY,
@@ -33,7 +33,6 @@ from rsmq.model.record import device_id, exact_text, whole
 from rsmq.persistence.mqtt_clients import read_leases
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.script_batcher import ScriptBatcher
-from rsmq.redis.preflight.facts import parse_info
 from rsmq.redis.pubsub import listeners
 from rsmq.redis.scripts import OK
 from rsmq.redis.streams import ask_all
@@ -167,9 +166,9 @@ class Sessions:
         if (leaving := self._leaving.get(client)) is not None:
             await leaving.wait()
 
-    async def closed(self, ended: Ended, gateway: str | None = None) -> None:
+    async def closed(self, ended: Ended) -> None:
         """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
-        await self._close_all([ended], self._clients if gateway is None else self._keys.gateway_clients(gateway))
+        await self._close_all([ended], self._clients)
 
     async def _close_all(self, ended: Sequence[Ended], clients: str) -> None:
         """Store the ends of many connections: the calls of each step share their writes."""
@@ -286,13 +285,10 @@ class Sessions:
             log.warning("removed what names no gateway: %s", ", ".join(repr(each[:60]) for each in found))
             await self._client.execute_command("ZREM", self._keys.gateways, *found)
 
-    async def server(self) -> str:
-        """The server process that has the leases. Empty if this gateway may not ask."""
-        try:
-            reply = await self._client.node_for(self._keys.gateways).execute_command("INFO", "server")
-        except ConfigError:
-            return ""
-        return parse_info(reply).get("run_id", "")
+    @property
+    def server(self) -> str:
+        """The server process that has the leases: this gateway listens there. Empty if it may not know."""
+        return self._client.node_for(self._keys.gateways).server_id
 
     async def last_server(self, gateway: str) -> str:
         """The server process to which another gateway was connected last. Empty if that is not known."""
