@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from heapq import nsmallest
 from typing import Final
 
@@ -407,43 +407,41 @@ class Consumer:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, then drain, release, leave."""
-        if not self.handler.stores_letters:
-            await self._run(task_status)
-            return
-        with self._context.client.watching_server(self._server_changed):
-            await self._run(task_status)
+        watch = self._context.client.watching_server
+        with watch(self._server_changed) if self.handler.stores_letters else nullcontext():
+            try:
+                await self._serve(task_status)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    with anyio.move_on_after(2):
+                        await self._release_after_cancel()
+                    if self._borrower is not None:
+                        with anyio.move_on_after(2), suppress(BrokerError):
+                            await self._borrower.leave()
+                    with anyio.move_on_after(2):
+                        await self._heartbeat.leave(self.topic.name, self.handler.group)
 
-    async def _run(self, task_status: anyio.abc.TaskStatus[None]) -> None:
-        try:
-            async with anyio.create_task_group() as outer:
-                await outer.start(self.settler.run)
-                await outer.start(self._runner.run)
-                async with anyio.create_task_group() as inner:
-                    await inner.start(self.fetchers.run)
-                    if await self.participation.begin(self._stopping):
-                        await self._look_at_bands()
-                        await outer.start(self.membership.run)
-                        self._start_watchers(outer)
-                        await inner.start(self._distribution().run)
-                        await inner.start(RetryPoller(self._context, self._reclaimer, self._runner).run)
-                        inner.start_soon(self.participation.run)
-                        self.started.set()
-                        task_status.started()
-                        await self._stopping.wait()
-                        await self._end_fetching()
+    async def _serve(self, task_status: anyio.abc.TaskStatus[None]) -> None:
+        async with anyio.create_task_group() as outer:
+            await outer.start(self.settler.run)
+            await outer.start(self._runner.run)
+            async with anyio.create_task_group() as inner:
+                await inner.start(self.fetchers.run)
+                if await self.participation.begin(self._stopping):
+                    await self._look_at_bands()
+                    await outer.start(self.membership.run)
+                    self._start_watchers(outer)
+                    await inner.start(self._distribution().run)
+                    await inner.start(RetryPoller(self._context, self._reclaimer, self._runner).run)
+                    inner.start_soon(self.participation.run)
                     self.started.set()
-                    inner.cancel_scope.cancel()
-                await self._drain()
-                outer.cancel_scope.cancel()
-        finally:
-            with anyio.CancelScope(shield=True):
-                with anyio.move_on_after(2):
-                    await self._release_after_cancel()
-                if self._borrower is not None:
-                    with anyio.move_on_after(2), suppress(BrokerError):
-                        await self._borrower.leave()
-                with anyio.move_on_after(2):
-                    await self._heartbeat.leave(self.topic.name, self.handler.group)
+                    task_status.started()
+                    await self._stopping.wait()
+                    await self._end_fetching()
+                self.started.set()
+                inner.cancel_scope.cancel()
+            await self._drain()
+            outer.cancel_scope.cancel()
 
     def _start_watchers(self, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._watch_group)
