@@ -42,15 +42,16 @@ class NodeSubscription:
     def listen(self, channel: bytes) -> None:
         """Subscribe to a channel; it rings when the server has confirmed the subscription."""
         self.channels.add(channel)
-        self._send(b"SSUBSCRIBE", channel)
+        self.send(b"SSUBSCRIBE", channel)
 
     def forget(self, channel: bytes) -> None:
         """Unsubscribe from a channel."""
         self.channels.discard(channel)
         self._leaving[channel] = self._leaving.get(channel, 0) + 1
-        self._send(b"SUNSUBSCRIBE", channel)
+        self.send(b"SUNSUBSCRIBE", channel)
 
-    def _send(self, *command: bytes) -> None:
+    def send(self, *command: bytes) -> None:
+        """Write another command. Its answer is read, and is no ring."""
         self._outgoing.append(pack(command))
         self._wake.set()
 
@@ -82,7 +83,7 @@ class NodeSubscription:
         while True:
             await anyio.sleep(PING_EVERY)
             self._connection.check_server()
-            self._send(b"PING")
+            self.send(b"PING")
 
     async def _read(self) -> None:
         while True:

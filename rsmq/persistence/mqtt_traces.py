@@ -9,13 +9,11 @@ from typing import Any, Final, NamedTuple, NoReturn
 import anyio
 from pydantic_core import from_json, to_json
 
-from rsmq.errors import BrokerError, BrokerUnavailable
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks
-from rsmq.persistence.doorbell import PING_EVERY, SILENCE
+from rsmq.persistence.doorbell import NodeSubscription
 from rsmq.persistence.mqtt_clients import BROADCAST, order_frame
 from rsmq.redis.client.connector import Client
-from rsmq.redis.client.raw_connection import RawConnection, pack
 
 TRACE: Final = "mqtt-trace"
 """The header of a request for the packets of a client."""
@@ -60,39 +58,25 @@ class MqttTraces:
         """
         order = TraceOrder(client_id, secrets.token_hex(8), payloads)
         channel = self._keys.trace(order.token)
-        connection = RawConnection(self._client.node_for(channel))
-        try:
-            await connection.open()
-            await connection.send([pack(("SSUBSCRIBE", channel))])
-            async with own_tasks() as tasks:
-                tasks.start_soon(self._ask, order_frame(TRACE, to_json(order).decode()))
-                tasks.start_soon(self._ping, connection)
-                while True:
-                    for line in read_lines((await connection.receive(1, SILENCE))[0]):
-                        show(line)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await connection.close()
+        is_subscribed = anyio.Event()
+
+        def rung(_: bytes, lines: bytes) -> None:
+            is_subscribed.set()
+            for line in lines.split(b"\n") if lines else ():
+                show(from_json(line))
+
+        subscription = NodeSubscription(self._client.node_for(channel), rung)
+        subscription.listen(channel.encode())
+        async with own_tasks() as tasks:
+            tasks.start_soon(self._ask, order_frame(TRACE, to_json(order).decode()), is_subscribed)
+            await subscription.run()
         raise AssertionError("it ends by an exception")
 
-    async def _ask(self, frame: bytes) -> None:
+    async def _ask(self, frame: bytes, is_subscribed: anyio.Event) -> None:
+        await is_subscribed.wait()
         while True:
             await BROADCAST(self._client, (self._keys.broadcast,), (frame,))
             await anyio.sleep(ASK_EVERY)
 
-    async def _ping(self, connection: RawConnection) -> None:
-        while True:
-            await anyio.sleep(PING_EVERY)
-            await connection.send([pack(("PING",))])
-
     def __repr__(self) -> str:
         return f"<MqttTraces prefix={self._keys.prefix!r}>"
-
-
-def read_lines(reply: object) -> list[dict[str, Any]]:
-    """The packets in what a gateway has sent; none in an answer to something else."""
-    if isinstance(reply, Exception):
-        raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
-    if not isinstance(reply, list) or reply[0] != b"smessage":
-        return []
-    return [from_json(line) for line in reply[2].split(b"\n")]

@@ -9,6 +9,7 @@ import pytest
 from rsmq import Broker
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
+from tests.patience import until
 from tests.robustness.records import spoilings
 from tests.servers import Server
 
@@ -55,4 +56,15 @@ async def test_gateway_goes_on_beside_spoiled_records(server: Server, broker: Br
         await spoil(broker)
         await serves(gateway, "second", is_clean=False)
         await serves(gateway, "third", is_clean=True)
+        assert "Traceback" not in gateway.log()
+
+
+async def test_gateway_goes_on_after_an_empty_message_to_all_gateways(
+    server: Server, broker: Broker, fleet_prefix: str
+) -> None:
+    """Of another client; and on a cluster, where it is asked for like this, it may come on the channel beside it."""
+    channel = broker.keys.broadcast
+    with GatewayProcess(server.url, fleet_prefix) as gateway:
+        await until(lambda: broker.client.execute_command("SPUBLISH", channel, ""), "the gateway hears it")
+        await serves(gateway, "first", is_clean=True)
         assert "Traceback" not in gateway.log()

@@ -140,7 +140,7 @@ async def test_channel_taken_away_by_the_server_is_subscribed_again(
     doorbell.listen(channel, ear)
     await ear.hears(1)
     (subscription,) = doorbell._subscriptions.values()
-    subscription._send(b"SUNSUBSCRIBE", channel.encode())  # what the server says is the same as when a slot moves
+    subscription.send(b"SUNSUBSCRIBE", channel.encode())  # what the server says is the same as when a slot moves
     await ear.hears(2)
     await client.execute_command("SPUBLISH", channel, "")
     await ear.hears(3)

@@ -10,15 +10,14 @@ from typing import Final
 import anyio
 from pydantic_core import from_json, to_json
 
-from rsmq.errors import BrokerError, BrokerUnavailable, CannotDecode, ConfigError, Malformed, TooLarge
+from rsmq.errors import BrokerError, CannotDecode, ConfigError, Malformed, TooLarge
 from rsmq.gateway.fleet.message import Published, decoded, encoded, from_headers
 from rsmq.model.backoff import Backoff
 from rsmq.model.encoding import NO_CODECS, Binding, Encoding
 from rsmq.model.message import BYTES, read_headers, write_headers
-from rsmq.persistence.doorbell import PING_EVERY, SILENCE
+from rsmq.persistence.doorbell import NodeSubscription
 from rsmq.persistence.mqtt_clients import BROADCAST
 from rsmq.redis.client.connector import Client
-from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.client.script_batcher import ScriptBatcher
 
 log = logging.getLogger("rsmq.gateway")
@@ -48,7 +47,7 @@ class Broadcast:
         self._client = client
         self._channel = channel
         self._batcher = batcher
-        self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
+        self._alive = (b"SSUBSCRIBE" if client.is_cluster else b"SUBSCRIBE", alive.encode())
         self._own = bytes((len(gateway),)) + gateway.encode()
         self._received = received
         self._dropped = dropped
@@ -106,43 +105,27 @@ class Broadcast:
     async def run(self) -> None:
         """Receive the messages of the others until cancelled."""
         backoff = Backoff(0.1, 2.0)
+
+        def rung(_: bytes, data: bytes) -> None:
+            backoff.reset()
+            if data and not data.startswith(self._own):
+                self._read(data)
+
         while True:
-            connection = RawConnection(self._client.node_for(self._channel))
+            subscription = NodeSubscription(self._client.node_for(self._channel), rung)
+            subscription.listen(self._channel.encode())
+            subscription.send(*self._alive)
             try:
-                await connection.open()
-                await connection.send([pack(("SSUBSCRIBE", self._channel)), pack(self._alive)])
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._ping, connection)
-                    while True:
-                        self._read((await connection.receive(1, SILENCE))[0])
-                        backoff.reset()
-            except* BrokerError as group:
-                log.info("messages of other gateways are interrupted: %s", group.exceptions[0])
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await connection.close()
+                await subscription.run()
+            except BrokerError as error:
+                log.info("messages of other gateways are interrupted: %s", error)
             await anyio.sleep(backoff.next())
             try:
                 await self._client.refresh()
             except BrokerError as error:
                 log.info("the cluster's nodes cannot be looked up: %s", error)
 
-    async def _ping(self, connection: RawConnection) -> None:
-        while True:
-            await anyio.sleep(PING_EVERY)
-            connection.check_server()
-            await connection.send([pack(("PING",))])
-
-    def _read(self, reply: object) -> None:
-        if isinstance(reply, Exception):
-            raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
-        if not isinstance(reply, list) or reply[0] != b"smessage":
-            if isinstance(reply, list) and reply[0] == b"sunsubscribe":
-                raise BrokerUnavailable("a slot has moved to another node")
-            return
-        data = reply[2]
-        if data.startswith(self._own):
-            return
+    def _read(self, data: bytes) -> None:
         at = 1 + data[0]
         end = at + 2 + int.from_bytes(data[at : at + 2], "big")
         try:
