@@ -459,6 +459,10 @@ class Once(Batch):
         self._sent = frozenset[str]()
         self._again = frozenset[str]()
 
+    def lifetime_of(self, message_id: str) -> int:
+        """For how long an id is remembered, in ms."""
+        return self.window_ms
+
     def _note_sent(self) -> None:
         """A write whose reply was lost may have stored what the next one finds."""
         self._sent, self._again = frozenset(self.ids), self._sent
@@ -468,7 +472,8 @@ class Once(Batch):
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):
             since = self.since.get(message_id, b"")
-            args = (self.topic.max_length, self.topic.on_full, self.window_ms, since, message_id, *fields)
+            lifetime = self.lifetime_of(message_id)
+            args = (self.topic.max_length, self.topic.on_full, lifetime, since, message_id, *fields)
             packed.append(pack(self.script.command((self.stream, *self._dedups(message_id)), args)))
         return packed
 
@@ -536,7 +541,7 @@ class Delay(Once):
         delayed = self.keys.delayed(self.topic.name, self.partition)
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):
-            args = (self.due[message_id], self.window_ms, pack_fields(fields))
+            args = (self.due[message_id], self.lifetime_of(message_id), pack_fields(fields))
             packed.append(pack(self.script.command((delayed, self.stream, *self._dedups(message_id)), args)))
         return packed
 
@@ -561,7 +566,6 @@ class Members(Once):
         self.known = before.known
 
     def lifetime_of(self, message_id: str) -> int:
-        """For how long an id is remembered, in ms."""
         return max(self.window_ms, self.lifetimes.get(message_id, 0))
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
@@ -571,28 +575,5 @@ class Members(Once):
         return super().read(replies)
 
 
-class MembersOnce(Members):
-    """Those that are stored at once."""
-
-    def commands(self) -> list[bytes]:
-        self._note_sent()
-        packed = []
-        for message_id, fields in zip(self.ids, self.entries, strict=True):
-            since = self.since.get(message_id, b"")
-            lifetime = self.lifetime_of(message_id)
-            args = (self.topic.max_length, self.topic.on_full, lifetime, since, message_id, *fields)
-            packed.append(pack(self.script.command((self.stream, *self._dedups(message_id)), args)))
-        return packed
-
-
 class MembersDelay(Members, Delay):
     """Those that are delayed."""
-
-    def commands(self) -> list[bytes]:
-        self._note_sent()
-        delayed = self.keys.delayed(self.topic.name, self.partition)
-        packed = []
-        for message_id, fields in zip(self.ids, self.entries, strict=True):
-            args = (self.due[message_id], self.lifetime_of(message_id), pack_fields(fields))
-            packed.append(pack(self.script.command((delayed, self.stream, *self._dedups(message_id)), args)))
-        return packed

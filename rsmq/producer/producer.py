@@ -51,7 +51,6 @@ from rsmq.producer.batch import (
     EntryEncoder,
     Members,
     MembersDelay,
-    MembersOnce,
     Once,
     Waiter,
     encode_member,
@@ -286,7 +285,7 @@ class Producer:
 
         `lifetime_ms`: so long a given id is remembered. `is_again`: an earlier call may have stored it.
         """
-        kind: type[Batch] = MembersDelay if output.due else MembersOnce if output.is_once or is_again else Append
+        kind: type[Batch] = MembersDelay if output.due else Members if output.is_once or is_again else Append
         stream = self._stream(output.target, output.partition)
         batch = self._queue(0).batch(kind, output.target, output.partition, stream)
         if isinstance(batch, MembersDelay):
