@@ -13,43 +13,19 @@
 --          has trimmed it: a hundred thousand of these would push all others out; if it is not even pending, a call
 --          without an answer has written that. What could fail is read before anything is written.
 --          A member of a batch that is cancelled is cancelled, and leaves the batch with this call.
--- USES     bury_lost, count_call, dict, order, may_write, can_write, keep_failure, take_notes, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch, end_cancelled
+-- USES     bury_lost, count_call, dict, order, may_write, can_write, keep_failure, take_notes, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch, end_cancelled, last_delivered, kept_messages
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
-local has_parked, delivered, first = redis.call('ZCARD', KEYS[3]) > 0, order('0-0'), order('0-0')
-local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
-for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local group = dict(row)
-  if group.name == ARGV[3] then delivered = order(group['last-delivered-id']) end
-end
-redis.call('XPENDING', KEYS[1], ARGV[3])
-local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
-if oldest then first = order(oldest[1]) end
+local look = kept_messages()
 if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end
 local reply, bytes = { 'OK' }, 0
-local function settle(id, row, word)
-  redis.call('XACK', KEYS[1], ARGV[3], id)
-  if row and has_parked then redis.call('ZREM', KEYS[3], id .. '|' .. row[4]) end
-  reply[#reply + 1] = { id, word }
-end
 for i = 20, #ARGV, 2 do
   local id = ARGV[i]
-  local row = redis.call('XPENDING', KEYS[1], ARGV[3], id, id, 1)[1]
-  if not row and order(id) > delivered then
-    reply[#reply + 1] = { id, 'UNDELIVERED' }
-    break
-  end
-  local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
-  local is_marked = may_be_cancelled and (redis.call('HGET', KEYS[5], id) or redis.call('ZSCORE', KEYS[6], id))
-  if is_marked or may_be_cancelled and is_batch_cancelled(KEYS[5], entry) then
-    settle(id, row, 'CANCELLED')
-    end_cancelled(KEYS[1], ARGV[3], id, entry, KEYS[5], KEYS[6])
-  elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then
-    settle(id, row, 'TRIMMED')
-  elseif not entry then
-    if row then bury_lost(KEYS[4], ARGV[7], id, unpack(ARGV, 8, 19)) end
-    settle(id, row, 'LOST')
+  local row, entry, word = look(id)
+  if word then
+    reply[#reply + 1] = { id, word }
+    if word == 'UNDELIVERED' then break end
   else
     local count = ARGV[i + 1] == '1' and 1 or row and row[4] or 1
     redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, id, 'RETRYCOUNT', count, 'FORCE', 'JUSTID')

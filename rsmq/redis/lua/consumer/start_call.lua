@@ -16,56 +16,33 @@
 --          it due, so that it leaves, and the others wait for a window of their own. What is deleted, cancelled, not
 --          pending or not delivered is treated as by read_again. A retry behind a message whose settlement was lost
 --          belongs to the same call, and has no timer.
--- USES     bury_lost, count_call, dict, follow_clock, retry_wait, order, may_write, can_write, keep_failure, take_notes, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch, end_cancelled
+-- USES     bury_lost, count_call, dict, follow_clock, retry_wait, order, may_write, can_write, keep_failure, take_notes, batch_field, is_batch_cancelled, batch_keys, fire_batch, count_batch, leave_batch, end_cancelled, last_delivered, kept_messages
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 may_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZADD ZREM', KEYS[3], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
 can_write('XADD', KEYS[4], 'HSET HDEL', KEYS[7])
-local has_parked, last_delivered = redis.call('ZCARD', KEYS[3]) > 0, '0-0'
-local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
-for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  if dict(row).name == ARGV[3] then last_delivered = dict(row)['last-delivered-id'] end
-end
-local delivered, time = order(last_delivered), redis.call('TIME')
+local look, given, has_parked = kept_messages()
+local time = redis.call('TIME')
 local now, from = time[1] * 1000 + math.floor(time[2] / 1000), 26 + 2 * ARGV[25]
 local last = math.min(tonumber(ARGV[22]), now) - 1
-redis.call('XPENDING', KEYS[1], ARGV[3])
 if ARGV[23] == '1' and last > 0 then
-  local unread = redis.call('XRANGE', KEYS[1], '(' .. last_delivered, string.format('%.0f', last), 'COUNT', 1)
+  local unread = redis.call('XRANGE', KEYS[1], '(' .. given, string.format('%.0f', last), 'COUNT', 1)
   local on_way = redis.call('XPENDING', KEYS[1], ARGV[3], '(' .. ARGV[24], string.format('%.0f', last), 1)
   if #unread + #on_way > 0 then return { 'BEHIND' } end
 end
 local wait = ARGV[23] == '2' and retry_wait(KEYS[1], ARGV[3], KEYS[2], KEYS[3], { unpack(ARGV, from) }) or 0
 if wait > 0 then return { 'NOT_DUE', wait } end
-local oldest, first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1], order('0-0')
-if oldest then first = order(oldest[1]) end
 if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end
 for i = 26, from - 1, 2 do
   if redis.call('HGET', KEYS[7], ARGV[i]) == ARGV[i + 1] then redis.call('HDEL', KEYS[7], ARGV[i]) end
 end
 local reply, bytes, newest = { 'OK' }, 0, nil
-local function settle(id, row, word)
-  redis.call('XACK', KEYS[1], ARGV[3], id)
-  if row and has_parked then redis.call('ZREM', KEYS[3], id .. '|' .. row[4]) end
-  reply[#reply + 1] = { id, word }
-end
 for i = from, #ARGV do
   local id = ARGV[i]
-  local row = redis.call('XPENDING', KEYS[1], ARGV[3], id, id, 1)[1]
-  if not row and order(id) > delivered then
-    reply[#reply + 1] = { id, 'UNDELIVERED' }
-    break
-  end
-  local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
-  local is_marked = may_be_cancelled and (redis.call('HGET', KEYS[5], id) or redis.call('ZSCORE', KEYS[6], id))
-  if is_marked or may_be_cancelled and is_batch_cancelled(KEYS[5], entry) then
-    settle(id, row, 'CANCELLED')
-    end_cancelled(KEYS[1], ARGV[3], id, entry, KEYS[5], KEYS[6])
-  elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then
-    settle(id, row, 'TRIMMED')
-  elseif not entry then
-    if row then bury_lost(KEYS[4], ARGV[7], id, unpack(ARGV, 8, 19)) end
-    settle(id, row, 'LOST')
+  local row, entry, word = look(id)
+  if word then
+    reply[#reply + 1] = { id, word }
+    if word == 'UNDELIVERED' then break end
   elseif ARGV[23] == '0' then
     break
   else
