@@ -58,9 +58,7 @@ class BandOpener:
             unaware = await self._topics.open_bands(name)
             if not unaware:
                 log.info("topic %s: its bands are open", name)
-                for consumer in self._consumers:
-                    if consumer.topic.name == name:
-                        await consumer.follow()
+                await self._follow(name)
             elif self._looks[name] == PATIENCE:
                 log.warning(
                     "topic %s has a band that is not open yet: %s must be started again with a version of rsmq that "
@@ -76,14 +74,17 @@ class BandOpener:
         """Finish a resize, or say what it waits for."""
         waits_for = await self._topics.go_on_with_resize(name)
         if not waits_for:
-            for consumer in self._consumers:
-                if consumer.topic.name == name:
-                    await consumer.follow()
+            await self._follow(name)
         elif self._looks[name] == PATIENCE:
             log.warning(
                 "topic %s is not resized yet: it waits for %s. `rsmq topic resize %s --abort` gives it up", name,
                 waits_for, name,
             )  # fmt: skip
+
+    async def _follow(self, name: str) -> None:
+        for consumer in self._consumers:
+            if consumer.topic.name == name:
+                await consumer.follow()
 
     def __repr__(self) -> str:
         return f"<BandOpener {sorted(self._looks)}>"

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import anyio
 import anyio.abc
 
 from rsmq.consumer.consumer import Consumer
-from rsmq.errors import BrokerError, ConfigError
+from rsmq.errors import ConfigError
 from rsmq.model.batch_member import SHARDS
 from rsmq.model.keys import Keys
 from rsmq.model.record import text, whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import END_BATCHES, NOTE_CALLBACK, PUBLISH_ONCE
 from rsmq.redis.topics import Topics, topics_with_batches
+from rsmq.worker.rounds import each_round
 
 log = logging.getLogger("rsmq.batch")
 
@@ -40,20 +40,15 @@ class BatchEnds:
         self._keys = keys
         self._topics = topics
         self._consumers = consumers
-        self._was_out = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Errors end here: the next round tries it again."""
+        """Until cancelled."""
         task_status.started()
-        while True:
-            await anyio.sleep(INTERVAL)
-            try:
-                if self._is_needed():
-                    await self.look()
-                self._was_out = False
-            except BrokerError as error:
-                (log.debug if self._was_out else log.warning)("batches that end wait: %s", error)
-                self._was_out = True
+        await each_round(self._look_if_needed, lambda: INTERVAL, log, "batches that end wait")
+
+    async def _look_if_needed(self) -> None:
+        if self._is_needed():
+            await self.look()
 
     def _is_needed(self) -> bool:
         known = topics_with_batches(self._topics)

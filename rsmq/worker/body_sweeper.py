@@ -7,17 +7,16 @@ import random
 from datetime import timedelta
 from typing import Final
 
-import anyio
 import anyio.abc
 
 from rsmq.control.bodies import Bodies
-from rsmq.errors import BrokerError, ConfigError
 from rsmq.model.body import Offloading
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
+from rsmq.worker.rounds import each_round
 
 log = logging.getLogger("rsmq.bodies")
 
@@ -35,20 +34,15 @@ class BodySweeper:
         self._client = client
         self._keys = keys
         self._bodies = Bodies(client, keys, topics, offload)
-        self._was_out = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Errors end here: the next round tries it again."""
+        """Until cancelled."""
         task_status.started()
-        while True:
-            await anyio.sleep(LOOK * random.uniform(0.5, 1.5))
-            try:
-                if await self._client.execute_command("SET", self._keys.sweep, "", "NX", "PX", to_ms(BETWEEN)):
-                    await self.sweep()
-                self._was_out = False
-            except (BrokerError, ConfigError) as error:
-                (log.debug if self._was_out else log.warning)("the sweep of bodies waits: %s", error)
-                self._was_out = True
+        await each_round(self._look, lambda: LOOK * random.uniform(0.5, 1.5), log, "the sweep of bodies waits")
+
+    async def _look(self) -> None:
+        if await self._client.execute_command("SET", self._keys.sweep, "", "NX", "PX", to_ms(BETWEEN)):
+            await self.sweep()
 
     async def sweep(self) -> int:
         """One sweep; returns how many bodies were deleted."""

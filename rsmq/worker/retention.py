@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, TypeVar
 
-import anyio
 import anyio.abc
 
 from rsmq.consumer.consumer import Consumer
@@ -19,6 +18,7 @@ from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER, Script
 from rsmq.redis.streams import MOST_PARKED, consumers_of, trim
 from rsmq.redis.topics import Topic, Topics, complete_groups
+from rsmq.worker.rounds import each_round
 
 T = TypeVar("T")
 
@@ -46,20 +46,12 @@ class Retention:
         self._consumers = consumers
         self._interval = settings.retention_interval.total_seconds()
         self._lease_ttl_ms = to_ms(settings.lease_ttl)
-        self._was_out = False
         self._broken: set[str] = set()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Errors end here: an outage is logged once and waited out."""
+        """Until cancelled."""
         task_status.started()
-        while True:
-            await anyio.sleep(self._interval)
-            try:
-                await self.tidy()
-                self._was_out = False
-            except (BrokerError, ConfigError) as error:
-                (log.debug if self._was_out else log.warning)("retention waits: %s", error)
-                self._was_out = True
+        await each_round(self.tidy, lambda: self._interval, log, "retention waits")
 
     async def tidy(self) -> int:
         """One round: trim every partition and delete dead consumers; returns how many entries were removed."""
