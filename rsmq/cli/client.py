@@ -14,7 +14,7 @@ from rsmq.broker import Broker
 from rsmq.cli.connection import NotFound, ask_broker
 from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_json, print_line, print_result
-from rsmq.cli.parameters import Json, Url, duration_option, noun
+from rsmq.cli.parameters import Json, Most, Url, duration_option, noun
 from rsmq.cli.tables import print_rows
 from rsmq.control.audit import Audit, user_name
 from rsmq.errors import ConfigError, RsmqError
@@ -35,7 +35,7 @@ ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The client id."
 
 @app.command("list", epilog="Example: rsmq client list -n 50")
 def list_(
-    most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
+    most: Most = 20,
     url: Url = None,
     as_json: Json = False,
 ) -> None:

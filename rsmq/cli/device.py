@@ -13,7 +13,19 @@ from rsmq.broker import Broker
 from rsmq.cli.connection import OTHERWISE, NotFound, ask_broker, asked, writing_with
 from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
-from rsmq.cli.parameters import PAYLOAD, Json, Plain, Url, Yes, duration_option, noun, parse_headers, parse_payload
+from rsmq.cli.parameters import (
+    PAYLOAD,
+    AsText,
+    Json,
+    Most,
+    Plain,
+    Url,
+    Yes,
+    duration_option,
+    noun,
+    parse_headers,
+    parse_payload,
+)
 from rsmq.cli.tables import print_rows
 from rsmq.codecs.reading import Reading, codecs_beside, codecs_of
 from rsmq.errors import Malformed
@@ -34,7 +46,7 @@ ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The device's cl
 
 @app.command("list", epilog="Example: rsmq device list --waiting -n 50")
 def list_(
-    most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
+    most: Most = 20,
     waiting: Annotated[bool, typer.Option("--waiting", help="Only devices with letters.")] = False,
     url: Url = None,
     as_json: Json = False,
@@ -99,7 +111,7 @@ def send(
     topic: Annotated[str, typer.Option(help="The letter's topic.")] = "",
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. May be repeated.")] = None,
     expires: Annotated[timedelta | None, duration_option("Drop it after this time, such as 2h.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
+    text: AsText = False,
     plain: Plain = False,
     url: Url = None,
     as_json: Json = False,

@@ -17,6 +17,7 @@ from rsmq.cli.parameters import (
     AnyTopic,
     GroupName,
     Json,
+    Most,
     TopicName,
     Url,
     Yes,
@@ -63,7 +64,7 @@ Where = Annotated[
 def list_(
     topic: AnyTopic = None,
     group: AnyGroup = None,
-    most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
+    most: Most = 20,
     reason: Reason = None,
     error: Error = None,
     since: Since = None,

@@ -12,7 +12,7 @@ from rsmq.broker import Broker
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
 from rsmq.cli.failure import print_error
 from rsmq.cli.output import as_data, as_line, print_json, print_line, print_result
-from rsmq.cli.parameters import Json, TopicName, Url, duration_option, example, noun, parse_headers, time_option
+from rsmq.cli.parameters import Json, Most, TopicName, Url, duration_option, example, noun, parse_headers, time_option
 from rsmq.cli.pipeline import load
 from rsmq.cli.tables import print_rows, print_table
 from rsmq.control import (
@@ -179,7 +179,7 @@ def find(
     group: Annotated[
         str | None, typer.Option("--group", help="The group whose unread, running, waiting or dead ones are meant.")
     ] = None,
-    most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
+    most: Most = 20,
     scan: Annotated[int, typer.Option(min=1, help="Look at so many messages at most.")] = 100_000,
     url: Url = None,
     as_json: Json = False,

@@ -34,6 +34,8 @@ Url = Annotated[
     str | None, typer.Option("--url", help="The server. Default: RSMQ_URL, else this project's embedded server.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsText = Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")]
+Most = Annotated[int, typer.Option("-n", min=1, help="How many at most.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 TOPIC: dict[str, Any] = {"metavar": "TOPIC", "show_default": False, "autocompletion": complete_topic}
 GROUP: dict[str, Any] = {"metavar": "GROUP", "show_default": False, "autocompletion": complete_group}

@@ -17,6 +17,7 @@ from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_result
 from rsmq.cli.parameters import (
     PAYLOAD,
+    AsText,
     Json,
     Plain,
     TopicName,
@@ -52,7 +53,7 @@ def publish(
     until: Annotated[str, typer.Option(help="With --unique: settled, started, or a time such as 1m.")] = "settled",
     on_conflict: Annotated[str, typer.Option(help="With --unique: keep, replace, or extend.")] = "keep",
     message_id: Annotated[str | None, typer.Option("--id", help="Message id: it is stored only once.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
+    text: AsText = False,
     plain: Plain = False,
     url: Url = None,
     as_json: Json = False,

@@ -10,7 +10,18 @@ import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked, codecs_for_topic
 from rsmq.cli.output import print_line, print_result
-from rsmq.cli.parameters import PAYLOAD, AnyTopic, Json, Plain, TopicName, Url, duration_option, noun, parse_payload
+from rsmq.cli.parameters import (
+    PAYLOAD,
+    AnyTopic,
+    AsText,
+    Json,
+    Plain,
+    TopicName,
+    Url,
+    duration_option,
+    noun,
+    parse_payload,
+)
 from rsmq.cli.tables import print_rows
 from rsmq.control import Schedules
 from rsmq.errors import ConfigError
@@ -117,7 +128,7 @@ def add(
     timezone: Zone = "UTC",
     key: Annotated[str | None, typer.Option(help="The ordering key of its messages.")] = None,
     band: Annotated[str | None, typer.Option(help="The band of its messages, such as urgent.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
+    text: AsText = False,
     plain: Plain = False,
     url: Url = None,
     as_json: Json = False,

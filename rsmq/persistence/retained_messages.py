@@ -60,9 +60,14 @@ def read_retained(raw: bytes, kept: bytes, encoding: Encoding) -> RetainedMessag
     if name is None or len(envelope) <= STAMP:
         return None
     try:
-        letter = read_mqtt(envelope)
+        return retained_message(envelope, encoding)
     except Malformed:
         return None
+
+
+def retained_message(envelope: bytes, encoding: Encoding) -> RetainedMessage:
+    """A message from its envelope. Raises Malformed."""
+    letter = read_mqtt(envelope)
     published, until = (int.from_bytes(envelope[at : at + 6], "big") for at in (1, 7))
     expires = from_epoch_ms(min(until, LATEST_MS)) if letter.flags & EXPIRES else None
     data, sealed = letter.data, ""
@@ -72,4 +77,4 @@ def read_retained(raw: bytes, kept: bytes, encoding: Encoding) -> RetainedMessag
         except MessageError as error:
             sealed = why_sealed(error, letter.binding.enc.decode(errors="backslashreplace"))
     at = from_epoch_ms(min(published, LATEST_MS))
-    return RetainedMessage(name, letter.flags & 3, at, expires, data, sealed)
+    return RetainedMessage(letter.topic, letter.flags & 3, at, expires, data, sealed)

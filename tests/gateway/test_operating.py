@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -30,9 +31,11 @@ from rsmq.control.audit import Audit
 from rsmq.dashboard import Role, Rules, Visitor, create_app
 from rsmq.dashboard.client_rates import ClientRate, WatchedClients
 from rsmq.errors import RsmqError
+from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.persistence.mqtt_bans import BanKind, MqttBans
 from rsmq.persistence.mqtt_traces import MqttTraces
+from rsmq.persistence.retained_messages import BUCKETS
 from rsmq.telemetry.metric import GATEWAY
 from rsmq.testing.server import free_port
 from tests.gateway import packets as p
@@ -402,6 +405,21 @@ async def test_retained_messages_are_listed_and_purged(
         assert (code, "no topic filter" in err) == (2, True), words
     code, out, _ = await run(server, fleet_prefix, "retained", "list", f"{name}/none")
     assert (code, out) == (0, f"no retained message matches {name}/none\n")
+
+
+async def test_a_retained_message_whose_times_no_calendar_has_is_listed(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
+) -> None:
+    """Another client may have written them."""
+    one = await client().connect(name)
+    await one.publish(name, b"kept", 1, retain=True)
+    key = Keys(fleet_prefix).retained(zlib.crc32(name.encode()) % BUCKETS, "messages")
+    with server.client() as redis:
+        stamp, _, envelope = redis.hget(key, name).partition(b"|")
+        redis.hset(key, name, b"%b|%b%b%b" % (stamp, envelope[:1], b"\xff" * 12, envelope[13:]))
+    code, out, err = await run(server, fleet_prefix, "retained", "list", name)
+    assert (code, err) == (0, "")
+    assert "9999-12-31" in out
 
 
 def scrape(port: int) -> dict[str, float]:
