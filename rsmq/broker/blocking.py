@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from rsmq.broker.portal import Portal
 
@@ -22,6 +24,35 @@ class Blocking:
 
     def _call(self, action: Callable[[Any], Awaitable[Any]], *, endless: bool = False) -> Any:
         return self._portal.call(lambda broker: action(self._find(broker)), endless=endless)
+
+
+class BlockingContext(Blocking):
+    """What `with` opens: the connection of a broker, and in it what `make` makes of that broker."""
+
+    def __init__(self, portal: Portal, make: Callable[[Any], AbstractAsyncContextManager[Any]]) -> None:
+        super().__init__(portal, self._made)
+        self._make = make
+        self._target: AbstractAsyncContextManager[Any] | None = None
+
+    def _made(self, broker: Any) -> AbstractAsyncContextManager[Any]:
+        if self._target is None:
+            self._target = self._make(broker)
+        return self._target
+
+    def __enter__(self) -> Self:
+        self._portal.enter()  # what is opened ends with its connection
+        try:
+            self._call(lambda target: target.__aenter__())
+        except BaseException:
+            self._portal.leave()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._call(lambda target: target.__aexit__(kind, error, at))
+        finally:
+            self._portal.leave()
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 from rsmq import control, dlq, persistence
-from rsmq.broker.blocking import Blocking, blocking, iterating, passed_on
+from rsmq.broker.blocking import Blocking, BlockingContext, blocking, iterating, passed_on
 from rsmq.broker.broker import Broker
-from rsmq.broker.portal import Portal
 from rsmq.broker.requests import RequestOptions
 from rsmq.broker.typed_topic import BatchHandlerDecorator, HandlerDecorator, TypedTopic, checked_items
 from rsmq.handler.handler import Handler
@@ -92,36 +90,11 @@ class SyncDeadLetters(Blocking):
     purge = blocking(dlq.DeadLetters.purge)
 
 
-class SyncSession(Blocking):
+class SyncSession(BlockingContext):
     """A session of a device: `with broker.connect("device-42") as session: for letter in session: ...`.
 
     It behaves like `Session`. `for` waits for the next letter without end.
     """
-
-    def __init__(self, portal: Portal, make: Callable[[Broker], persistence.Session]) -> None:
-        super().__init__(portal, self._made)
-        self._make = make
-        self._session: persistence.Session | None = None
-
-    def _made(self, broker: Broker) -> persistence.Session:
-        if self._session is None:
-            self._session = self._make(broker)
-        return self._session
-
-    def __enter__(self) -> Self:
-        self._portal.enter()  # the session ends with its connection
-        try:
-            self._call(persistence.Session.__aenter__)
-        except BaseException:
-            self._portal.leave()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self._call(lambda session: session.__aexit__(kind, error, at))
-        finally:
-            self._portal.leave()
 
     def __iter__(self) -> Self:
         return self
@@ -135,33 +108,8 @@ class SyncSession(Blocking):
     flush = blocking(persistence.Session.flush)
 
 
-class SyncBatch(Blocking):
+class SyncBatch(BlockingContext):
     """A batch to which this process publishes: `with broker.batch(...) as batch:`. See `OpenBatch`."""
-
-    def __init__(self, portal: Portal, make: Callable[[Broker], OpenBatch]) -> None:
-        super().__init__(portal, self._made)
-        self._make = make
-        self._batch: OpenBatch | None = None
-
-    def _made(self, broker: Broker) -> OpenBatch:
-        if self._batch is None:
-            self._batch = self._make(broker)
-        return self._batch
-
-    def __enter__(self) -> Self:
-        self._portal.enter()
-        try:
-            self._call(OpenBatch.__aenter__)
-        except BaseException:
-            self._portal.leave()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self._call(lambda batch: batch.__aexit__(kind, error, at))
-        finally:
-            self._portal.leave()
 
     publish = blocking(OpenBatch.publish)
     close = blocking(OpenBatch.close)
