@@ -127,7 +127,7 @@ def is_autocommit(given: Engine | Connection) -> bool:
 
 def explained(error: DBAPIError) -> Exception:
     """A missing table of rsmq as a ConfigError that says what to do; any other error as it is, without the values that
-    the statement was given: payloads are among them."""
+    the statement was given: payloads are among them, and SQLAlchemy shows them. A handler's statement, too."""
     error.hide_parameters = True
     return missing_table(str(error.orig)) or error
 
@@ -138,12 +138,12 @@ def own_error(error: DBAPIError) -> Exception:
     return explained(error)
 
 
-def missing_table(text: str) -> ConfigError | None:
-    """The error of a driver that says that a table of rsmq is missing."""
+def missing_table(text: str, create: str = INIT) -> ConfigError | None:
+    """The error of a driver that says that a table of rsmq is missing, with how to `create` it. None: another one."""
     text = text.lower()
     is_missing = any(part in text for part in ("no such table", "does not exist", "doesn't exist"))
     name = next((name for name in metadata.tables if name in text), None)
     first = text.partition("\n")[0]  # the lines after it may have the statement
     if "column" in text and (missing := next((each for each in NEW_COLUMNS if each in first), None)):
         return ConfigError(OLD_LAYOUT.format(name or "of rsmq", missing))
-    return ConfigError(f"the database has no table {name}: {INIT}") if is_missing and name else None
+    return ConfigError(f"the database has no table {name}: {create}") if is_missing and name else None

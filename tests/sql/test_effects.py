@@ -1,5 +1,6 @@
 """Effects: a handler's transaction commits once for each message, and only for the newest owner."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -24,8 +25,9 @@ from rsmq.sql.effects import Transaction
 from rsmq.sql.mark import Mark, marks_of
 from rsmq.sql.marks import write_mark
 from rsmq.sql.tables import FENCE, HANDLED
-from tests.contract.witness import letters_of, settled
+from tests.contract.witness import dies, letters_of, settled
 from tests.patience import until
+from tests.security.test_planted import MARK, leaks
 from tests.sql.databases import Postgres
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.01))
@@ -552,3 +554,23 @@ async def test_error_that_a_handler_returns_commits_nothing(engine: AsyncEngine,
     assert (letter.reason, letter.error) == ("rejected", "no such customer")
     async with engine.connect() as connection:
         assert (await connection.scalars(text("SELECT number FROM invoice"))).all() == [12]
+
+
+async def test_what_a_statement_of_a_handler_was_given_is_in_no_error(
+    broker: Broker, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLAlchemy writes it behind the text of its error: neither the log nor the dead letter has it."""
+    caplog.set_level(logging.DEBUG, "rsmq")
+    effects = Effects(async_sessionmaker(engine))
+
+    @broker.handler("orders", group="billing", retry=RetryPolicy(max_attempts=1), partitions=1)
+    async def bill(owner: str, session: Annotated[AsyncSession, Depends(effects.session)]) -> None:
+        await session.execute(text("INSERT INTO invoice VALUES (:owner)"), {"owner": owner})
+
+    async with broker.running():
+        await broker.publish("orders", MARK)
+        await dies(broker, "orders", "billing", 1)
+        (letter,) = await letters_of(broker, "orders", "billing")
+    assert "INSERT INTO invoice" in letter.error
+    assert "INSERT INTO invoice" in caplog.text
+    assert leaks(letter.error, letter.traceback, caplog.text) == []

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from rsmq.errors import ConfigError
-from rsmq.sql.tables import NEW_COLUMNS, OLD_LAYOUT, metadata
+from rsmq.sql.database import missing_table
 
 VENDORS: Final = ("postgresql", "sqlite", "mysql")
 DRIVERS: Final = {"sqlite3": "pysqlite", "MySQLdb": "mysqldb"}
@@ -130,10 +130,4 @@ def bound(made: SQLCompiler, dialect: Dialect, values: Mapping[str, Any]) -> dic
 
 def explained(error: Error) -> Exception:
     """A missing table of rsmq as a ConfigError that says what to do; any other error as it is."""
-    text = str(error).lower()
-    first = text.partition("\n")[0]
-    if "column" in text and (missing := next((each for each in NEW_COLUMNS if each in first), None)):
-        return ConfigError(OLD_LAYOUT.format("of rsmq", missing))
-    is_missing = any(part in text for part in ("no such table", "does not exist", "doesn't exist"))
-    name = next((name for name in metadata.tables if name in text), None)
-    return ConfigError(f"the database has no table {name}: {MIGRATE}") if is_missing and name else error
+    return missing_table(str(error), MIGRATE) or error
