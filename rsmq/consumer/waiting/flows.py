@@ -444,12 +444,7 @@ class Flows:
         key = self.resting.wake(entry_id, is_rescheduled=is_rescheduled)
         if key is None:
             return False
-        flow = self.waiting[key]
-        if flow is NONE:
-            flow = self.waiting[key] = KeyFlow()
-        if flow.ids is None:
-            flow.ids = Ids()
-        flow.ids.put_first(entry_id)
+        self._ids_of(key).put_first(entry_id)
         self.dry.add(key)
         self.thin[key] = None
         return True
@@ -458,25 +453,25 @@ class Flows:
 
     def wait_as_id(self, key: bytes, message: Message) -> None:
         """Keep only the id of a message, behind all of its key."""
-        flow = self.waiting.setdefault(key, NONE)
-        if flow is NONE:
-            flow = self.waiting[key] = KeyFlow()
-        if flow.ids is None:
-            flow.ids = Ids()
-        self._note_far(message, flow.ids.append(message.entry_id))
+        self._note_far(message, self._ids_of(key).append(message.entry_id))
 
     def wait_again(self, key: bytes, ids: Sequence[bytes]) -> None:
         """Messages of a call that was not settled wait as ids again, before all others of their key."""
+        own = self._ids_of(key)
+        for entry_id in reversed(ids):
+            own.put_first(entry_id)
+        self.far += len(ids)
+        if self._known is not None:
+            self._known[1].update(ids)
+
+    def _ids_of(self, key: bytes) -> Ids:
+        """Those that wait behind a key, of which there may be none so far."""
         flow = self.waiting.setdefault(key, NONE)
         if flow is NONE:
             flow = self.waiting[key] = KeyFlow()
         if flow.ids is None:
             flow.ids = Ids()
-        for entry_id in reversed(ids):
-            flow.ids.put_first(entry_id)
-        self.far += len(ids)
-        if self._known is not None:
-            self._known[1].update(ids)
+        return flow.ids
 
     def put_aside(self, entry_id: bytes) -> None:
         """The server is to be told that a message has not started."""
