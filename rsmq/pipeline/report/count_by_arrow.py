@@ -23,11 +23,11 @@ from rsmq.pipeline.jobs.engine import MOST_BYTES, MOST_MESSAGES
 from rsmq.pipeline.report.data import (
     HOT_KEYS,
     HotKey,
-    PartitionCounts,
     PublishLatency,
     ReportOptions,
     TrafficHistory,
     Volume,
+    partition_counts,
     percentile,
     step_for,
 )
@@ -52,7 +52,10 @@ def count_by_arrow(options: ReportOptions) -> TrafficHistory:
         volumes=volumes(rows),
         latencies=latencies(rows),
         hot_keys=hot_keys(rows),
-        spreads=partition_counts(rows),
+        spreads=partition_counts(
+            (row["topic"], row["partition"], row["size_count"])
+            for row in rows.group_by(["topic", "partition"]).aggregate([("size", "count")]).to_pylist()
+        ),
     )
 
 
@@ -126,17 +129,6 @@ def hot_keys(rows: pa.Table) -> tuple[HotKey, ...]:
         HotKey(topic, key.decode(errors="backslashreplace"), -count, -count / totals[topic])
         for topic, found in sorted(counts.items())
         for count, key in sorted(found)[:HOT_KEYS]
-    )
-
-
-def partition_counts(rows: pa.Table) -> tuple[PartitionCounts, ...]:
-    """Messages by partition. An empty partition counts, up to the highest partition with messages."""
-    counts: dict[str, dict[int, int]] = {}
-    for row in rows.group_by(["topic", "partition"]).aggregate([("size", "count")]).to_pylist():
-        counts.setdefault(row["topic"], {})[row["partition"]] = row["size_count"]
-    return tuple(
-        PartitionCounts(topic, tuple(found.get(number, 0) for number in range(max(found) + 1)))
-        for topic, found in sorted(counts.items())
     )
 
 

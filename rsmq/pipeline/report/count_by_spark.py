@@ -14,11 +14,11 @@ from rsmq.pipeline.jobs.spark_archive import SparkArchive, message_bytes
 from rsmq.pipeline.report.data import (
     HOT_KEYS,
     HotKey,
-    PartitionCounts,
     PublishLatency,
     ReportOptions,
     TrafficHistory,
     Volume,
+    partition_counts,
     step_for,
 )
 
@@ -48,7 +48,7 @@ def count_messages(rows: DataFrame) -> TrafficHistory:
             volumes=volumes(rows, step),
             latencies=latencies(rows, step),
             hot_keys=hot_keys(rows),
-            spreads=partition_counts(rows),
+            spreads=partition_counts(rows.groupBy("topic", "partition").count().collect()),
         )
     finally:
         rows.unpersist()
@@ -77,17 +77,6 @@ def hot_keys(rows: DataFrame) -> tuple[HotKey, ...]:
     return tuple(
         HotKey(row.topic, bytes(row.key).decode(errors="backslashreplace"), row.n, row.n / totals[row.topic])
         for row in ranked.orderBy("topic", "rank").collect()
-    )
-
-
-def partition_counts(rows: DataFrame) -> tuple[PartitionCounts, ...]:
-    """Messages by partition. An empty partition counts, up to the highest partition with messages."""
-    counts: dict[str, dict[int, int]] = {}
-    for topic, partition, count in rows.groupBy("topic", "partition").count().collect():
-        counts.setdefault(topic, {})[partition] = count
-    return tuple(
-        PartitionCounts(topic, tuple(found.get(number, 0) for number in range(max(found) + 1)))
-        for topic, found in sorted(counts.items())
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -169,6 +169,18 @@ class ReportData:
     deaths: tuple[DeadLetterCause, ...]
     backlog: InboxBacklog | None
     cut: tuple[str, ...] = ()
+
+
+def partition_counts(rows: Iterable[tuple[str, int, int]]) -> tuple[PartitionCounts, ...]:
+    """Messages by partition, of rows with topic, partition and number. An empty partition counts, up to the highest one
+    with messages."""
+    counts: dict[str, dict[int, int]] = {}
+    for topic, partition, number in rows:
+        counts.setdefault(topic, {})[partition] = number
+    return tuple(
+        PartitionCounts(topic, tuple(found.get(number, 0) for number in range(max(found) + 1)))
+        for topic, found in sorted(counts.items())
+    )
 
 
 def jain(loads: Sequence[float]) -> float:
