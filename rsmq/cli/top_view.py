@@ -41,19 +41,14 @@ class TopView:
     is_done: bool = False
 
 
-def backlog(group: GroupTrend) -> int:
-    """Everything that a group has not settled; unknown counts as none."""
-    return (group.unread or 0) + group.work.backlog
-
-
 def is_idle(group: GroupTrend) -> bool:
     """Whether nothing happens there that an operator should see."""
-    return not (backlog(group) or group.rate_out or group.dead_letters or group.is_paused or group.holds)
+    return not (group.known_backlog or group.rate_out or group.dead_letters or group.is_paused or group.holds)
 
 
 SORTS: Final[tuple[tuple[str, Callable[[GroupTrend], object]], ...]] = (
-    ("worst first", lambda group: (not (group.is_unserved and backlog(group)), -group.new_dead_letters,
-                                   -backlog(group), -group.dead_letters)),
+    ("worst first", lambda group: (not (group.is_unserved and group.known_backlog), -group.new_dead_letters,
+                                   -group.known_backlog, -group.dead_letters)),
     ("unread", lambda group: -(group.unread or 0)),
     ("oldest", lambda group: -(group.oldest or timedelta(0))),
     ("out/s", lambda group: -(group.rate_out or 0)),
@@ -182,9 +177,10 @@ def totals(board: Board) -> Text:
     incoming = sum(topic.rate_in or 0 for topic in board.topics)
     out = sum(group.rate_out or 0 for group in board.groups)
     dead = sum(group.dead_letters for group in board.groups)
+    backlog = sum(group.known_backlog for group in board.groups)
     parts = [count(len(board.topics), "topic"), count(len(board.groups), "group"),
              f"in {text.rate(incoming)}/s", f"out {text.rate(out)}/s",
-             f"backlog {number(sum(map(backlog, board.groups)))}", f"dead {number(dead)}"]  # fmt: skip
+             f"backlog {number(backlog)}", f"dead {number(dead)}"]  # fmt: skip
     return Text(" · ".join(parts), style="dim")
 
 

@@ -222,7 +222,7 @@ def only(board: Board, topic: str, group: str | None = None) -> Board:
 
 def worst_first(group: GroupTrend) -> tuple[bool, bool, int, str, str]:
     """Groups that need a look come first: with work and without members, then by backlog."""
-    backlog = (group.unread or 0) + group.work.backlog
+    backlog = group.known_backlog
     return (not (group.is_unserved and backlog), not group.dead_letters, -backlog, group.topic, group.name)
 
 

@@ -34,7 +34,7 @@ def stalled(group: GroupTrend) -> Iterator[str]:
 
 def behind_one_name(group: GroupTrend) -> Iterator[str]:
     """Most of its backlog waits behind one key, one rate or one tenant."""
-    whole = group.work.backlog + (group.unread or 0)
+    whole = group.known_backlog
     if whole < MANY:
         return
     live = [each for each in group.members if each.heard_ago is not None]

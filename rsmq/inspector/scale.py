@@ -57,7 +57,7 @@ class ScaleAnswer:
 def load_of(topic: TopicTrend | None, group: GroupTrend) -> GroupLoad:
     """The load of a group of a board."""
     return GroupLoad(
-        waiting=(group.unread or 0) + group.work.backlog,
+        waiting=group.known_backlog,
         delayed=0 if topic is None else topic.delayed,
         oldest=group.oldest or timedelta(0),
         rate_in=None if topic is None else topic.rate_in,

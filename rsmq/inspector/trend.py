@@ -89,6 +89,11 @@ class GroupTrend:
         return "steady" if abs(self.growth) < STEADY else "growing" if self.growth > 0 else "shrinking"
 
     @property
+    def known_backlog(self) -> int:
+        """`backlog`, where unread messages that the server does not know count as none."""
+        return (self.unread or 0) + self.work.backlog
+
+    @property
     def is_unserved(self) -> bool:
         """Whether it has no live member."""
         return all(member.heard_ago is None for member in self.members)
