@@ -23,6 +23,7 @@ import pytest
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
+from tests.contract.witness import Witness
 from tests.cpu import CpuRecorder
 from tests.servers import Server
 from tests.untested import untested
@@ -225,6 +226,12 @@ def server() -> Iterator[Server]:
 def server_url(server: Server) -> str:
     """Its address."""
     return server.url
+
+
+@pytest.fixture
+def witness() -> Witness:
+    """Records what the handlers of a test have seen."""
+    return Witness()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import redis
 from benchmarks.peers.catalogue import Entry
 from benchmarks.peers.environment import Environment, Unavailable
 from rsmq.redis.embedded.server import server_binary
+from rsmq.testing.server import free_port
 
 START_SECONDS = 60.0
 
@@ -164,10 +165,3 @@ def answers(port: int) -> bool:
     """Whether a server listens."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """A TCP port without a listener at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -109,9 +109,3 @@ async def test_a_rotation_of_three_keys_under_load_and_sigkill_loses_no_message(
     job = BodiesJob(server_url, prefix, str(tmp_path), messages=25, pause=0.1, rotates=True, shift=24)
     assert await BodiesRun(job, seed=1).play(faults=6, pause=0.25) == []
     assert "messages wait for the key k3" in job.log.read_text()
-
-
-@pytest.fixture
-def witness() -> Witness:
-    """Records the handled messages of a test."""
-    return Witness()

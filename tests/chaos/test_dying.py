@@ -71,12 +71,6 @@ def broker(settings: Settings) -> Broker:
     return Broker(replace(settings, preflight="warn", partitions=2, lease_ttl=timedelta(seconds=1)))
 
 
-@pytest.fixture
-def witness() -> Witness:
-    """Records the handled messages of a test."""
-    return Witness()
-
-
 class Rows:
     """Rows of an outbox, numbered: some with an id, a unique name or a delay of an hour, some cancelled."""
 

@@ -12,7 +12,6 @@ from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 from tests.chaos.scenario_run import ScenarioRun
 from tests.cluster.cluster import Cluster
-from tests.contract.witness import Witness
 
 
 @pytest.fixture(scope="session")
@@ -52,12 +51,6 @@ def make_broker(cluster: Cluster, prefix: str) -> Callable[..., Broker]:
 def broker(make_broker: Callable[..., Broker]) -> Broker:
     """A broker with the default settings, not connected yet."""
     return make_broker()
-
-
-@pytest.fixture
-def witness() -> Witness:
-    """The messages that the handlers of a test have received."""
-    return Witness()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rsmq import Broker, Settings
-from tests.contract.witness import Witness
 from tests.matrix.way import UrlOf, chosen
 
 
@@ -38,9 +37,3 @@ def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
 def broker(make_broker: Callable[..., Broker]) -> Broker:
     """A broker with the default settings."""
     return make_broker()
-
-
-@pytest.fixture
-def witness() -> Witness:
-    """Records the handled messages of a test."""
-    return Witness()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rsmq.testing.server import free_port
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
@@ -29,12 +29,6 @@ Bridge = Callable[..., int]
 def gateway(server: Server, fleet_prefix: str) -> Iterator[GatewayProcess]:
     with GatewayProcess(server.url, fleet_prefix) as running:
         yield running
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager

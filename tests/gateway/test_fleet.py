@@ -32,6 +32,7 @@ from tests.gateway.conftest import make_sessions
 from tests.gateway.ledger import Publisher, Subscriber, firsts
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
+from tests.patience import until
 from tests.servers import Server
 
 pytestmark = pytest.mark.usefixtures("clients")
@@ -74,14 +75,6 @@ async def test_a_topic_of_gateways_grows_while_clients_publish(
         found = [int((await subscriber.message()).payload) for _ in range(number)]
     for each in range(3):
         assert [one for one in found if one % 3 == each] == list(range(each, number, 3))
-
-
-async def until(condition: object, what: str) -> None:
-    """Wait for a state on the server: `condition` is an async function."""
-    async with asyncio.timeout(20):
-        while not await condition():  # type: ignore[operator]
-            await asyncio.sleep(0.05)
-    assert what
 
 
 async def test_a_message_published_anywhere_after_a_suback_meets_the_subscription(

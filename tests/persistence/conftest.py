@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis.asyncio
 
 from benchmarks.published import Published
+from rsmq import Broker, Settings
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import Letter, pack_letter, pack_letters, seal
 from rsmq.redis.client.connector import Client
@@ -22,6 +24,7 @@ from rsmq.redis.scripts import (
     RECEIVE_LETTERS,
 )
 from tests.patience import until
+from tests.servers import Server
 
 WEEK_MS = 7 * 86_400_000
 
@@ -134,6 +137,31 @@ class Inbox:
         """Every key of the device with its time to live in ms (-1: none)."""
         found = await self.client.execute_command("KEYS", f"{self.keys.prefix}:*")
         return {name.decode(): await self.client.execute_command("PTTL", name) for name in found}
+
+
+@pytest.fixture
+def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
+    """A broker whose sessions practically never poll."""
+
+    def make(**overrides: object) -> Broker:
+        values = {"url": server_url, "prefix": prefix, "preflight": "warn", "inbox_poll": timedelta(hours=1)}
+        return Broker(Settings(**{**values, **overrides}))
+
+    return make
+
+
+@pytest.fixture
+async def broker(make_broker: Callable[..., Broker], no_task_left: None) -> AsyncIterator[Broker]:
+    """A connected broker."""
+    async with make_broker() as connected:
+        yield connected
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that this test may pause and kill."""
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import anyio
 import pytest
 
-from rsmq import Broker, Letter, Session, SessionLost, SessionTaken, Settings
+from rsmq import Broker, Letter, Session, SessionLost, SessionTaken
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from tests.persistence.sessions import SOON, take, waits
 from tests.servers import Server
 
-SOON = 20.0
-"""Far below the poll of these brokers, unless a test says otherwise."""
 QUICK = timedelta(milliseconds=200)
-
-
-@pytest.fixture
-def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
-    """A broker whose sessions practically never poll."""
-
-    def make(**overrides: object) -> Broker:
-        values = {"url": server_url, "prefix": prefix, "preflight": "warn", "inbox_poll": timedelta(hours=1)}
-        return Broker(Settings(**{**values, **overrides}))
-
-    return make
-
-
-@pytest.fixture
-async def broker(make_broker: Callable[..., Broker], no_task_left: None) -> AsyncIterator[Broker]:
-    """A connected broker."""
-    async with make_broker() as connected:
-        yield connected
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """A server that this test may pause and kill."""
-    with Server() as server:
-        yield server
-
-
-async def take(session: Session, count: int) -> list[Letter]:
-    """The next letters."""
-    with anyio.fail_after(SOON):
-        return [await anext(session) for _ in range(count)]
-
-
-async def waits(broker: Broker, device: str = "phone") -> None:
-    """Wait until the session has found its inbox empty."""
-    with anyio.fail_after(SOON):
-        while await broker.client.execute_command("HGET", broker.keys.session(device), "idle") != b"1":
-            await anyio.sleep(0.001)
 
 
 async def listeners(broker: Broker, device: str = "phone") -> int:

@@ -33,13 +33,6 @@ async def broker(server_url: str, prefix: str, no_task_left: None) -> AsyncItera
 
 
 @pytest.fixture
-def own_server() -> Iterator[Server]:
-    """A server that this test may pause and kill."""
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture
 def make_broker(own_server: Server, prefix: str) -> Callable[..., Broker]:
     """A broker on that server with a short command timeout."""
 

@@ -21,9 +21,8 @@ from rsmq.redis.scripts import (
     Script,
 )
 from tests.persistence.lost_answers import LostAnswers
+from tests.persistence.sessions import SOON, take
 from tests.servers import Server
-
-SOON = 20.0
 
 Made = Callable[[str], Broker]
 
@@ -46,12 +45,6 @@ async def proxy(tcp_server: Server) -> AsyncIterator[LostAnswers]:
 def make(prefix: str) -> Made:
     """A broker by its address. Its sessions practically never poll."""
     return lambda url: Broker(Settings(url=url, prefix=prefix, preflight="warn", inbox_poll=timedelta(hours=1)))
-
-
-async def take(session: Session, count: int) -> list[Letter]:
-    """The next letters."""
-    with anyio.fail_after(SOON):
-        return [await anext(session) for _ in range(count)]
 
 
 async def test_connect_repeated_after_a_newer_one_leaves_the_newer_session(

@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
 import anyio
 import pytest
 
-from rsmq import Broker, Letter, Session, SessionTaken, Settings
+from rsmq import Broker, Letter, SessionTaken, Settings
 from rsmq.errors import BrokerUnavailable
 from rsmq.persistence.letter import PACKET_IDS
 from tests.patience import until
+from tests.persistence.sessions import SOON, take, waits
 from tests.servers import Server
-
-SOON = 20.0
-"""Far below the poll of these brokers: what comes in time was rung for."""
-
-
-@pytest.fixture
-def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
-    """A broker whose sessions practically never poll."""
-
-    def make(**overrides: object) -> Broker:
-        values = {"url": server_url, "prefix": prefix, "preflight": "warn", "inbox_poll": timedelta(hours=1)}
-        return Broker(Settings(**{**values, **overrides}))
-
-    return make
-
-
-@pytest.fixture
-async def broker(make_broker: Callable[..., Broker], no_task_left: None) -> AsyncIterator[Broker]:
-    """A connected broker."""
-    async with make_broker() as connected:
-        yield connected
-
-
-async def take(session: Session, count: int) -> list[Letter]:
-    """The next letters."""
-    with anyio.fail_after(SOON):
-        return [await anext(session) for _ in range(count)]
 
 
 async def backlog(broker: Broker, device: str = "phone") -> int:
@@ -55,13 +29,6 @@ async def field(broker: Broker, name: str, device: str = "phone") -> str:
     """A field of the session hash."""
     value = await broker.client.execute_command("HGET", broker.keys.session(device), name)
     return "" if value is None else str(value.decode())
-
-
-async def waits(broker: Broker, device: str = "phone") -> None:
-    """Wait until the session has found its inbox empty and waits to be woken."""
-    with anyio.fail_after(SOON):
-        while await field(broker, "idle", device) != "1":
-            await anyio.sleep(0.001)
 
 
 # -- the window -------------------------------------------------------------------------------------------------------

@@ -171,9 +171,3 @@ async def test_spark_decodes_on_its_executors(spark: SparkSession, settings: Set
     assert sorted(json.loads(row.text)["n"] for row in rows) == list(range(6))
     plan = frame._jdf.queryExecution().toString()
     assert not any(secret in plan for secret in (IN_ENVIRONMENT, IN_ENVIRONMENT[3:], str(bodies)))
-
-
-@pytest.fixture
-def witness() -> Witness:
-    """Records the handled messages of a test."""
-    return Witness()

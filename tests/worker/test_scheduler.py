@@ -88,12 +88,6 @@ async def kill_leader(broker: Broker, workers: list[subprocess.Popen[bytes]]) ->
     raise AssertionError("no process leads")
 
 
-@pytest.fixture
-def witness() -> Witness:
-    """The messages that handlers have received."""
-    return Witness()
-
-
 async def test_worker_handles_the_ticks_that_it_publishes(server_url: str, prefix: str, witness: Witness) -> None:
     """Schedules of a router, async and plain; a function that fails is retried and does not stop the other schedule."""
     broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
