@@ -26,11 +26,10 @@ class Reading(Encoding):
     then it raises ConfigError for keys that are wrong, and for keys without the package that uses them.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT, name: str = KEYS, *, may_block: bool = False) -> None:
+    def __init__(self, limit: int = DEFAULT_LIMIT, *, may_block: bool = False) -> None:
         """`may_block`: to undo a payload also gets its body from the store that RSMQ_BODIES names. Otherwise only
         `fetch` does."""
         super().__init__((), limit)
-        self._name = name
         self.may_block = may_block
         self._made: Encoding | None = None
 
@@ -49,7 +48,7 @@ class Reading(Encoding):
     @property
     def _can(self) -> Encoding:
         if self._made is None:
-            self._made = Encoding(codecs_of(self._name), self.limit, store_of(BODIES))
+            self._made = Encoding(codecs_of(), self.limit, store_of(BODIES))
         return self._made
 
     def like(self, names: str) -> Encoding:
@@ -58,7 +57,7 @@ class Reading(Encoding):
         return Encoding([self._can.codec(name) for name in names.split(";")], self.limit)
 
     def __repr__(self) -> str:
-        return f"<Reading {self._name}{'' if self._made is None else f' {self._made!r}'}>"
+        return f"<Reading {KEYS}{'' if self._made is None else f' {self._made!r}'}>"
 
 
 def store_of(name: str = BODIES) -> Offload | None:
@@ -67,15 +66,15 @@ def store_of(name: str = BODIES) -> Offload | None:
     return None if found is None else Offload(found)
 
 
-def has_keys(name: str = KEYS) -> bool:
+def has_keys() -> bool:
     """Whether this process has a keyring in its environment."""
-    return name in os.environ or name + FILE in os.environ
+    return KEYS in os.environ or KEYS + FILE in os.environ
 
 
-def codecs_to_write(name: str = KEYS) -> list[Codec]:
+def codecs_to_write() -> list[Codec]:
     """As a broker with `codecs=[Zstd(), Encrypt(Keyring.from_env())]`; none without keys. Raises ConfigError for keys
     that are wrong, or without the package that uses them."""
-    return codecs_of(name) if has_keys(name) else []
+    return codecs_of() if has_keys() else []
 
 
 def codecs_beside(newest: str | None, what: str, otherwise: str = "") -> list[Codec]:
@@ -92,11 +91,11 @@ def codecs_beside(newest: str | None, what: str, otherwise: str = "") -> list[Co
     return codecs
 
 
-def codecs_of(name: str = KEYS) -> list[Codec]:
+def codecs_of() -> list[Codec]:
     """The codecs that this process can read with."""
     codecs = list[Codec]()
     with suppress(ConfigError):  # without its package what is compressed is shown as such
         codecs.append(Zstd())
-    if has_keys(name):
-        codecs.append(Encrypt(Keyring.from_env(name)))
+    if has_keys():
+        codecs.append(Encrypt(Keyring.from_env(KEYS)))
     return codecs

@@ -13,7 +13,7 @@ from rsmq.model.delivery_state import DeliveryState
 from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
 from rsmq.model.message import Message, becomes_dead, remaining_ms
 from rsmq.model.progress import MessageProgress, read_progress
-from rsmq.model.record import whole
+from rsmq.model.record import text, whole
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, number
 
@@ -218,20 +218,20 @@ class Report(NamedTuple):
     progress: bytes = b""
 
 
-def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 0, behind: str = "") -> GroupStatus:
-    """The state that a reply means. `before` and `behind` are asked for separately, and count only where they apply."""
-    status = _state_status(group, stream_id, report, before, behind)
+def group_status(group: str, stream_id: bytes, report: Report, *, behind: str = "") -> GroupStatus:
+    """The state that a reply means. `behind` is asked for separately, and counts only where it applies."""
+    status = _state_status(group, stream_id, report, behind)
     return replace(status, progress=read_progress(report.progress)) if report.progress else status
 
 
-def _state_status(group: str, stream_id: bytes, report: Report, before: int, behind: str) -> GroupStatus:
+def _state_status(group: str, stream_id: bytes, report: Report, behind: str) -> GroupStatus:
     failed = failed_attempts(report.note, report.past)
     error = failed[-1].error if failed else None
     is_waiting = report.parked_attempts >= 0 or parse_stream_id(stream_id) > parse_stream_id(report.delivered)
     if report.mark in (b"done", b"cancelled") or (report.mark and is_waiting):  # it does not start any more
         return GroupStatus(group, "cancelled", error=error, failed=failed)
     if parse_stream_id(stream_id) > parse_stream_id(report.delivered):
-        return GroupStatus(group, "unread", before=before, failed=failed)
+        return GroupStatus(group, "unread", before=0, failed=failed)
     if report.waits and int(report.waits) > 0:
         return GroupStatus(
             group, "waiting_for_time", member=text(report.member), attempt=report.deliveries, error=error,
@@ -306,11 +306,6 @@ def handed_on_status(group: str, record: Mapping[bytes, bytes], failed: tuple[Fa
 def moment(ms: bytes) -> datetime:
     """Milliseconds of the server as a time, at most the year 9999."""
     return from_epoch_ms(min(max(0, int(ms)), LATEST_MS))
-
-
-def text(raw: bytes) -> str:
-    """Bytes as readable text."""
-    return raw.decode(errors="backslashreplace")
 
 
 def removed_or_unknown(sent_ms: int | None, firsts: Sequence[Any]) -> State:

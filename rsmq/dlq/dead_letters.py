@@ -20,11 +20,11 @@ from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import FIELDS
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Layout
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import by_name, unpack_fields
 from rsmq.model.partition import route_of
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, REPLAY_DEAD_LETTER
-from rsmq.redis.streams import Partitioned, ask_all, read_entries, trim
+from rsmq.redis.streams import Partitioned, ask_all, read_entries, server_now_ms, trim
 
 log = logging.getLogger("rsmq.dlq")
 
@@ -115,19 +115,16 @@ class DeadLetters:
             elif letter.sealed and unread is not None:
                 unread[letter.sealed] += 1
 
-    async def iterate(
-        self, topic: Partitioned, group: str, lasts: Mapping[int, str] | None = None, *, bodies: bool = False
-    ) -> AsyncIterator[DeadLetter]:
-        """All of them, oldest first over all partitions, read page by page; each partition up to its id in `lasts`.
-        `bodies`: with payloads in a store."""
-        async for letter in self._stored(topic, group, lasts):
+    async def iterate(self, topic: Partitioned, group: str, *, bodies: bool = False) -> AsyncIterator[DeadLetter]:
+        """All of them, oldest first over all partitions, read page by page. `bodies`: with payloads in a store."""
+        async for letter in self._stored(topic, group):
             letter = opened(letter, self._encoding)
             yield await opened_with_body(letter, self._encoding) if bodies else letter
 
     async def _stored(
         self, topic: Partitioned, group: str, lasts: Mapping[int, str] | None = None
     ) -> AsyncIterator[DeadLetter]:
-        """All of them as they are stored."""
+        """All of them as they are stored, of each partition up to its id in `lasts`."""
         heads: list[tuple[tuple[int, int], int, DeadLetter]] = []
         ends = dict.fromkeys(checked_topic(topic).numbers, "+") if lasts is None else lasts
         sources = {number: self._read_partition(topic.name, number, group, ends[number]) for number in topic.numbers}
@@ -193,9 +190,8 @@ class DeadLetters:
         """Delete dead letters for good, all or those older than `older_than`; returns how many."""
         threshold: tuple[Any, ...] = ("MAXLEN", "=", 0)
         if older_than is not None:
-            seconds, microseconds = await self._client.execute_command("TIME")
-            now = int(seconds) * 1000 + int(microseconds) // 1000
-            threshold = ("MINID", "=", max(0, now - to_ms(checked_duration("older_than", older_than))))
+            age_ms = to_ms(checked_duration("older_than", older_than))
+            threshold = ("MINID", "=", max(0, await server_now_ms(self._client) - age_ms))
         return await self._sum(topic, group, "XTRIM", *threshold)
 
     async def _sum(self, topic: Partitioned, group: str, command: str, *args: Any) -> int:
@@ -260,7 +256,7 @@ class DeadLetters:
         """The partition that a dead letter of a sealed one goes to. One that is gone goes to none."""
         found = await self._client.execute_command("XRANGE", dlq, stream_id, stream_id)
         fields = found[0][1] if found else []
-        packed = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"dlq.packed")
+        packed = by_name(fields).get(b"dlq.packed")
         fields = fields if packed is None else unpack_fields(packed)
         return topic.layout.partition_after(partition, route_of(fields, stream_id))
 
