@@ -14,7 +14,7 @@ from rsmq.model.delivery_state import DeliveryQuestion, DeliveryState, read_deli
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings, lease_margin
 from rsmq.redis.client.connector import Client
-from rsmq.redis.pubsub import announce, ask_members
+from rsmq.redis.pubsub import announce
 from rsmq.redis.streams import group_names
 
 MOST_ATTEMPTS: Final = 1000
@@ -81,7 +81,7 @@ async def ask_member(client: Client, keys: Keys, at: tuple[str, int, str], entry
     """
     question = DeliveryQuestion(at[1], entry_id, uuid4().hex)
     try:
-        heard = await ask_members(client, keys, at[0], at[2], question.pack())
+        heard = await announce(client, keys, at[0], at[2], question.pack())
     except NotPermitted:
         return None
     if not heard and not client.is_cluster:

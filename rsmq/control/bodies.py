@@ -21,7 +21,7 @@ from rsmq.model.record import exact_text
 from rsmq.redis.client.connector import Client
 from rsmq.redis.identity import deployment_id
 from rsmq.redis.scripts import FIND_BODIES, FIND_DELAYED_BODIES
-from rsmq.redis.streams import group_names
+from rsmq.redis.streams import group_names, server_now_ms
 from rsmq.redis.topics import Topics, stored_numbers
 
 log = logging.getLogger("rsmq.bodies")
@@ -202,7 +202,7 @@ class Bodies:
         """Note what nothing names, and delete what was noted long enough ago. The note goes last: a sweep that ends in
         between leaves nothing."""
         key, unnamed = self._keys.bodies(topic), sorted(found.old - named)
-        now = await self._now_ms()
+        now = await server_now_ms(self._client)
         noted = await self._client.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
         since, gone = dict[str, float](), list[bytes]()
         for raw, at in zip(noted[::2], noted[1::2], strict=True):
@@ -272,10 +272,6 @@ class Bodies:
 
     async def _deployment(self) -> str:
         return await deployment_id(self._client, self._keys)
-
-    async def _now_ms(self) -> int:
-        seconds, micros = await self._client.execute_command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def __repr__(self) -> str:
         return f"<Bodies under {self._keys.prefix} in {self._offload!r}>"

@@ -6,7 +6,7 @@ from rsmq.errors import RsmqError
 from rsmq.model.keys import Keys
 from rsmq.model.member import request_to
 from rsmq.redis.client.connector import Client
-from rsmq.redis.pubsub import ask_members, listeners
+from rsmq.redis.pubsub import announce, listeners
 
 
 async def end_process(client: Client, keys: Keys, member: str, group: tuple[str, str], word: str) -> str:
@@ -17,5 +17,5 @@ async def end_process(client: Client, keys: Keys, member: str, group: tuple[str,
     """
     if not (await listeners(client, [keys.presence(member)]))[0]:
         raise RsmqError(f"{member} does not listen: it may have ended")
-    await ask_members(client, keys, *group, request_to(member, word))
+    await announce(client, keys, *group, request_to(member, word))
     return f"{member} is asked to {word}"

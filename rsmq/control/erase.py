@@ -21,8 +21,9 @@ from rsmq.model.body import NAME, REF, Offloading
 from rsmq.model.clock import awake, to_ms
 from rsmq.model.headers import REPLY_TO, read_headers
 from rsmq.model.keys import Keys
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import by_name, readable_fields
 from rsmq.model.partition import not_unicode
+from rsmq.model.record import text
 from rsmq.model.settings import Settings
 from rsmq.persistence import Devices
 from rsmq.redis.client.connector import Client
@@ -131,7 +132,7 @@ class Erase:
 
     async def _round(self, topic: Topic, key: str, found: Counter[str], requests: set[str]) -> None:
         """Its partitions: of the key one in each band; outputs with the key may wait in any of them."""
-        of_key = {block.partition_for(key) for block in topic.layout.blocks}
+        of_key = topic.layout.numbers_for(key)
         for partition in topic.numbers:
             groups = sorted(await group_names(self._client, self._keys, topic.name, partition))
             if partition in of_key:
@@ -173,7 +174,7 @@ class Erase:
         """Whether an entry has this key; then its body is noted."""
         is_its = has_key(flat, key)
         if is_its and self._store is not None:
-            ref = dict(zip(flat[::2], flat[1::2], strict=False)).get(REF.encode(), b"").decode("latin-1")
+            ref = by_name(flat).get(REF.encode(), b"").decode("latin-1")
             if NAME.fullmatch(ref):
                 self._named.add(ref)
         return is_its
@@ -184,11 +185,9 @@ class Erase:
         while page := await self._client.execute_command("ZRANGE", self._keys.delayed(*at), start, start + PAGE - 1):
             start += PAGE
             for packed in page:
-                with suppress(Malformed):
-                    flat = unpack_fields(packed)
-                    if self._has_key(flat, key):
-                        given = dict(zip(flat[::2], flat[1::2], strict=False)).get(b"id", b"")
-                        found.append((packed, given.decode(errors="backslashreplace")))
+                flat = readable_fields(packed)
+                if self._has_key(flat, key):
+                    found.append((packed, text(by_name(flat).get(b"id"))))
         count = 0
         for packed, message_id in found:
             names = (self._keys.delayed(*at), self._keys.dedup(topic.name, topic.layout.root_of(partition), message_id))
@@ -265,7 +264,7 @@ class Erase:
 
 def request_of(flat: Sequence[bytes]) -> list[str]:
     """Where the answer to an entry is stored, if it is a request."""
-    raw = dict(zip(flat[::2], flat[1::2], strict=False)).get(b"h")
+    raw = by_name(flat).get(b"h")
     with suppress(Malformed):
         headers = {} if raw is None else read_headers(raw)
         return [headers[REPLY_TO]] if REPLY_TO in headers else []

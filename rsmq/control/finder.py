@@ -13,7 +13,7 @@ from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import by_name, unpack_fields
 from rsmq.model.record import whole
 from rsmq.model.stream_id import LOCATED_ID, is_stream_id, parse_stream_id, sent_ms
 from rsmq.redis.client.connector import Client
@@ -71,9 +71,9 @@ def candidates(message_id: str, topic: Topic, key: str | None) -> Iterator[Seque
     elif match is not None and match[1] is not None:
         yield (int(match[1]),)
     elif key is not None:
-        yield [block.partition_for(key) for block in layout.blocks]
+        yield layout.numbers_for(key)
     else:
-        first = [block.partition_for(message_id) for block in layout.blocks]
+        first = layout.numbers_for(message_id)
         yield first
         yield [number for number in topic.numbers if number not in first]
 
@@ -98,7 +98,7 @@ def read_entry(topic: Topic, partition: int, entry_id: bytes, fields: list[bytes
     try:
         return Message(origin, entry_id, fields)
     except Malformed:
-        named = dict(zip(fields[::2], fields[1::2], strict=False))
+        named = by_name(fields)
         return Message(origin, entry_id, [b"data", b"", b"id", named.get(b"id", entry_id)])
 
 

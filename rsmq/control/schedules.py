@@ -19,7 +19,7 @@ from rsmq.model.publish_options import check_size
 from rsmq.model.record import whole
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
-from rsmq.redis.streams import as_dict, ask_all
+from rsmq.redis.streams import as_dict, ask_all, server_now_ms
 from rsmq.redis.topics import Topic, Topics, lookup_topic
 
 KINDS: Final = (
@@ -94,7 +94,7 @@ class Schedules:
         found = await self._topics.existing(topic)
         name = plain_text(name)
         key = await self._key_of(found, name)
-        now_ms = await self._now_ms()
+        now_ms = await server_now_ms(self._client)
         await self._client.execute_command("HSETNX", key, f"run|{name}", now_ms)
         at = int(await self._client.execute_command("HGET", key, f"run|{name}") or now_ms)
         await self._wake(key, found, name)
@@ -104,14 +104,14 @@ class Schedules:
         """Publish no tick until `resume`, also over restarts and deployments."""
         name = plain_text(name)
         key = await self._key_of(await self._topics.existing(topic), name)
-        await self._client.execute_command("HSETNX", key, f"paused|{name}", await self._now_ms())
+        await self._client.execute_command("HSETNX", key, f"paused|{name}", await server_now_ms(self._client))
 
     async def resume(self, topic: str, name: str) -> None:
         """Go on with the next tick: none of those in between is published."""
         found = await self._topics.existing(topic)
         name = plain_text(name)
         key = await self._key_of(found, name)
-        now_ms = await self._now_ms()
+        now_ms = await server_now_ms(self._client)
         replies = await self._client.pipelined([("HSET", key, f"last|{name}", now_ms), ("HDEL", key, f"paused|{name}")])
         for reply in replies:
             if isinstance(reply, Exception):
@@ -197,7 +197,7 @@ class Schedules:
         name = plain_text(name)
         key = await self._key_of(found, name)
         added, until = await self._client.execute_command("HMGET", key, f"added|{name}", f"until|{name}")
-        if not added and (whole(until) or 0) > await self._now_ms():
+        if not added and (whole(until) or 0) > await server_now_ms(self._client):
             raise ConfigError(f"schedule {name!r} of {topic} is in the code of a worker: pause it, or change the code")
         entry = await self._entry(key, found, name)
         if entry is not None:
@@ -235,7 +235,3 @@ class Schedules:
         entry = await self._entry(key, topic, name)
         if entry is not None:
             await self._client.execute_command("ZADD", self._keys.schedules, 0, entry)
-
-    async def _now_ms(self) -> int:
-        seconds, micros = await self._client.execute_command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000

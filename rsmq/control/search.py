@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +10,13 @@ from typing import Final, Literal
 
 from rsmq.control.finder import read_entry
 from rsmq.dlq.dead_letter import read_dead_letter
-from rsmq.dlq.selection import FieldCondition
-from rsmq.errors import ConfigError, Malformed
+from rsmq.dlq.selection import FieldCondition, has_fields
+from rsmq.errors import ConfigError
 from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys, plain_text
 from rsmq.model.message import JSON, Message
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import readable_fields
 from rsmq.model.stream_id import is_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of, read_entries
@@ -63,14 +62,7 @@ class Criteria:
 
     def matches(self, message: Message) -> bool:
         """Whether all conditions but the time hold."""
-        return self.suits(message) and (not self.where or self._has_fields(message.data))
-
-    def _has_fields(self, data: bytes) -> bool:
-        try:
-            payload = json.loads(data)
-        except (ValueError, RecursionError):
-            return False
-        return all(each.matches(payload) for each in self.where)
+        return self.suits(message) and (not self.where or has_fields(message.data, self.where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +130,7 @@ class Search:
         """At most `most` hits among at most `scan` messages; `progress` is called with how many were looked at."""
         await self._check_group()
         hits, looked_at, unread = list[Hit](), 0, Counter[str]()
-        of_key = [] if wanted.key is None else [block.partition_for(wanted.key) for block in self._topic.layout.blocks]
+        of_key = [] if wanted.key is None else self._topic.layout.numbers_for(wanted.key)
         for partition in of_key or self._topic.numbers:
             async for page in self._pages(partition, wanted):
                 for row in page:
@@ -186,7 +178,7 @@ class Search:
         stream, keys = self._keys.stream(*at), self._keys
         if self._state == "delayed":
             async for pairs in self._sorted_set(keys.delayed(*at), wanted):
-                yield [(b"0-0", unpacked(packed), ms) for packed, ms in pairs]
+                yield [(b"0-0", readable_fields(packed), ms) for packed, ms in pairs]
         elif self._state == "waiting_for_retry":
             async for pairs in self._sorted_set(keys.retry(*at, self._group), wanted):
                 parked = [(member.partition(b"|")[0], ms) for member, ms in pairs]
@@ -218,8 +210,6 @@ class Search:
         while True:
             command = ("ZRANGEBYSCORE", key, *span, "WITHSCORES", "LIMIT", offset, PAGE)
             flat = await self._client.execute_command(*command)
-            if flat and isinstance(flat[0], list | tuple):
-                flat = [part for pair in flat for part in pair]
             pairs = [(member, int(float(score))) for member, score in zip(flat[::2], flat[1::2], strict=True)]
             yield pairs
             if len(pairs) < PAGE:
@@ -255,11 +245,3 @@ def sort_key(bound: str) -> tuple[int, int]:
     """A lower bound of XRANGE in order: `5` is before `(5-0`."""
     ms, _, seq = bound.removeprefix("(").partition("-")
     return int(ms), int(seq) + 1 if seq else 0
-
-
-def unpacked(packed: bytes) -> list[bytes]:
-    """The fields of a delayed message; none if it cannot be read."""
-    try:
-        return unpack_fields(packed)
-    except Malformed:
-        return []

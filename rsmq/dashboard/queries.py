@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import anyio
 import anyio.abc
@@ -18,7 +17,7 @@ from rsmq.codecs.reading import Reading
 from rsmq.control import Batches, Look, MessageStatus
 from rsmq.control.finder import Finder
 from rsmq.dlq import DeadLetter, DeadLetters, Selection
-from rsmq.dlq.selection import FieldCondition
+from rsmq.dlq.selection import FieldCondition, has_fields
 from rsmq.errors import BrokerError, ConfigError, Malformed, RsmqError
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import Snapshot, TopicState
@@ -27,7 +26,7 @@ from rsmq.model.clock import from_epoch_ms, monotonic
 from rsmq.model.encoding import ENC, NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import by_name, unpack_fields
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.persistence import Device, Devices, Letter
@@ -259,7 +258,7 @@ class Queries:
         if wanted.partition is not None:
             partitions = (wanted.partition,)
         elif wanted.key:
-            partitions = [block.partition_for(wanted.key) for block in found.layout.blocks]
+            partitions = found.layout.numbers_for(wanted.key)
         most = most_scanned // len(partitions) if wanted.is_filter else MOST_MESSAGES + 1
         unread = Counter[str]()
         entries = [entry for each in partitions for entry in await self._newest(topic, each, wanted, most, unread)]
@@ -447,22 +446,13 @@ def unreadable(origin: MessageOrigin, entry_id: bytes, error: Malformed) -> Brow
 
 def encoding_of(fields: list[bytes]) -> str:
     """How the payload of an entry is stored; empty for one that is as it was published."""
-    stored = dict(zip(fields[::2], fields[1::2], strict=False)).get(ENC, b"")
+    stored = by_name(fields).get(ENC, b"")
     return stored.decode(errors="backslashreplace")
 
 
 def moment(ms: int) -> str:
     """A time in UTC."""
     return from_epoch_ms(ms).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
-def has_fields(data: bytes | None, where: Iterable[FieldCondition]) -> bool:
-    """Whether a payload is JSON in which all conditions hold."""
-    try:
-        payload: Any = json.loads(data or b"")
-    except (ValueError, RecursionError):
-        return False
-    return all(each.matches(payload) for each in where)
 
 
 def as_text(data: bytes | None) -> str:

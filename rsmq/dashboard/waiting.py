@@ -11,12 +11,11 @@ from typing import Final
 
 from rsmq.control import Cancel, Cancelled, Reschedule
 from rsmq.dashboard.queries import BrowsedMessage, read_entry
-from rsmq.errors import Malformed
 from rsmq.model.clock import LATEST_MS, from_epoch_ms, to_ms
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import readable_fields
 from rsmq.model.record import whole
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
@@ -51,11 +50,7 @@ class WaitingMessages:
         """Those of a topic that are due next."""
         found = []
         for number, member, due in await self._next({n: self._keys.delayed(topic.name, n) for n in topic.numbers}):
-            try:
-                fields = unpack_fields(member)
-            except Malformed:
-                fields = []
-            entry = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields, self._encoding)
+            entry = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", readable_fields(member), self._encoding)
             found.append(WaitingMessage(ref_of(number, due, member), from_epoch_ms(due), entry))
         return found
 
@@ -94,11 +89,8 @@ class WaitingMessages:
         """The keys of a delayed message, and its content."""
         keys = {number: self._keys.delayed(topic.name, number) for number in topic.numbers}
         async for number, member in self._members(keys, ref):
-            try:
-                fields = unpack_fields(member)
-            except Malformed:
-                fields = []
-            message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields, NO_CODECS).message_id
+            origin = MessageOrigin(topic.name, number, "")
+            message_id = read_entry(origin, b"0-0", readable_fields(member), NO_CODECS).message_id
             dedup = self._keys.dedup(topic.name, topic.layout.root_of(number), message_id)
             yield (self._keys.delayed(topic.name, number), dedup), member
 

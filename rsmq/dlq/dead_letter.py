@@ -13,7 +13,7 @@ from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.encoding import ENC, Encoding, binding_of, why_sealed
 from rsmq.model.failed_attempt import FailedAttempt, from_field
 from rsmq.model.message import read_headers
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import readable_fields
 
 PREFIX = b"dlq."
 PACKED = b"dlq.packed"
@@ -82,7 +82,7 @@ def read_dead_letter(topic: str, partition: int, group: str, stream_id: bytes, e
     pairs = list(zip(entry[::2], entry[1::2], strict=False))
     notes = {name: value for name, value in pairs if name.startswith(PREFIX)}
     if PACKED in notes:
-        flat = unpacked(notes[PACKED])
+        flat = readable_fields(notes[PACKED])
         original = tuple(zip(flat[::2], flat[1::2], strict=False))
     else:
         original = tuple((name, value) for name, value in pairs if not name.startswith(PREFIX))
@@ -135,14 +135,6 @@ def number(raw: bytes | None, default: int) -> int:
 def moment(raw: bytes | None, stream_id: bytes) -> int:
     """Milliseconds since 1970, at most the year 9999: as recorded, else from the stream id."""
     return min(number(raw, number(stream_id.partition(b"-")[0], 0)), LATEST_MS)
-
-
-def unpacked(packed: bytes) -> list[bytes]:
-    """The fields of an entry too wide for one script; none if they cannot be read."""
-    try:
-        return unpack_fields(packed)
-    except Malformed:
-        return []
 
 
 def headers(raw: bytes | None) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -54,7 +54,7 @@ class Selection:
 
     def matches(self, letter: DeadLetter) -> bool:
         """Whether all conditions hold for a dead letter."""
-        return self.suits(letter) and (not self.where or self._has_fields(letter.data))
+        return self.suits(letter) and (not self.where or has_fields(letter.data, self.where))
 
     def suits(self, letter: DeadLetter) -> bool:
         """Whether those hold that need no payload."""
@@ -66,12 +66,14 @@ class Selection:
             and (self.key is None or letter.key == self.key)
         )
 
-    def _has_fields(self, data: bytes | None) -> bool:
-        try:
-            payload = json.loads(data or b"")
-        except (ValueError, RecursionError):
-            return False
-        return all(field.matches(payload) for field in self.where)
+
+def has_fields(data: bytes | None, where: Iterable[FieldCondition]) -> bool:
+    """Whether a payload is JSON in which all conditions hold."""
+    try:
+        payload = json.loads(data or b"")
+    except (ValueError, RecursionError):
+        return False
+    return all(each.matches(payload) for each in where)
 
 
 def not_looked_into(unread: Mapping[str, int], one: str) -> str:

@@ -22,7 +22,7 @@ from rsmq.model.member import CHANGED, JOINED, LEFT, MISSED, RELEASED, SILENT, n
 from rsmq.model.record import exact_text, whole
 from rsmq.model.settings import Settings, heartbeat_interval
 from rsmq.redis.client.connector import Client
-from rsmq.redis.pubsub import announce, listeners, tell_news
+from rsmq.redis.pubsub import announce, listeners
 from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, PROVE_WATCH, Ask
 
 log = logging.getLogger("rsmq.membership")
@@ -346,7 +346,7 @@ class Membership:
             log.debug("the end of a member cannot be announced: %s", error)
 
     async def _tell(self, word: str, members: Iterable[str]) -> None:
-        await tell_news(self._client, self._keys, self._topic, self._group, news_of(word, sorted(members)))
+        await announce(self._client, self._keys, self._topic, self._group, news_of(word, sorted(members)))
 
     def _update_view(self, has_news: bool) -> None:
         """`has_news`: something else has changed than who lives."""

@@ -13,10 +13,9 @@ from typing import Final, Literal
 
 from pydantic_core import from_json
 
-from rsmq.errors import Malformed
 from rsmq.model.encoding import ENC, key_of
 from rsmq.model.keys import Keys
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import by_name, readable_fields
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all, groups_of, hash_fields, newest_id, read_entries
@@ -69,7 +68,7 @@ class KeyStatus:
             numbers = await stored_numbers(self._client, self._keys, self._topic.name, self._topic.numbers)
             for partition in sorted(numbers):
                 async for kind, fields in self._entries(partition, ends):
-                    key = key_of(value_of(fields))
+                    key = key_of(by_name(fields).get(ENC, b""))
                     if not is_again or key not in found:
                         found[key][kind] += 1
             if is_again or len(numbers) < 2:
@@ -98,16 +97,16 @@ class KeyStatus:
                 if b"|" in name:
                     yield "steps", (ENC, enc_of_result(raw))
         async for packed in self._scanned(self._keys.delayed(topic, partition)):
-            yield "delayed", unpacked(packed)
+            yield "delayed", readable_fields(packed)
         dlqs = [self._keys.dlq(topic, partition, group) for group in groups]
         before: list[bytes] | None = None
         while (newest := await self._newest(dlqs)) != before:
             before = newest
             for dlq in dlqs:
                 async for _, fields in self._stream(dlq, ends):
-                    packed_fields = value_of(fields, b"dlq.packed")
-                    yield "dead_letters", unpacked(packed_fields) if packed_fields else fields
-                    for raw in unpacked(value_of(fields, b"dlq.steps"))[1::2]:
+                    packed_fields = by_name(fields).get(b"dlq.packed")
+                    yield "dead_letters", readable_fields(packed_fields) if packed_fields else fields
+                    for raw in readable_fields(by_name(fields).get(b"dlq.steps", b""))[1::2]:
                         yield "steps", (ENC, enc_of_result(raw))
             parked, needed = await self._parked(partition, groups), await self._pending(stream, groups)
             last = min((parse_stream_id(row["last-delivered-id"]) for row in rows), default=(0, 0))
@@ -187,16 +186,3 @@ def enc_of_result(raw: bytes) -> bytes:
         return str(from_json(raw.partition(b"\n")[0])["enc"]).encode()
     except (ValueError, LookupError, TypeError):
         return b""
-
-
-def value_of(fields: Sequence[bytes], name: bytes = ENC) -> bytes:
-    """The value of a field; empty if it is not there."""
-    return next((value for each, value in zip(fields[::2], fields[1::2], strict=False) if each == name), b"")
-
-
-def unpacked(packed: bytes) -> list[bytes]:
-    """The fields of a delayed message; none of one that another client has spoiled."""
-    try:
-        return unpack_fields(packed)
-    except Malformed:
-        return []

@@ -27,21 +27,19 @@ from rsmq.inspector.state import (
     member_state,
     topic_state,
 )
-from rsmq.model.clock import monotonic
+from rsmq.model.clock import monotonic, server_ms
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import is_stream_id, parse_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import MEASURE_GROUP_PARTITION, MEASURE_MEMBERS, MEASURE_PARTITION, Script, Value
-from rsmq.redis.streams import MOST_SEQUENCE, as_dict, ask_all
+from rsmq.redis.streams import SEALED, as_dict, ask_all
 from rsmq.redis.topics import Topics
 
 MOST_PARKED: Final = 100
 """Parked messages of each partition whose age is read: those that are due next."""
 MOST_LOOKED_AT: Final = 1000
 """Pending messages of each partition that are looked at for one that does not wait for a time."""
-LAST_ID: Final = b"%d-%d" % (MOST_SEQUENCE, MOST_SEQUENCE)
-"""The server refuses a range that begins after it."""
 
 Call = tuple[Script, tuple[str, ...], tuple[Any, ...]]
 """A script with its keys and arguments."""
@@ -199,7 +197,8 @@ def measure_group_partition(keys: Sequence[str], args: Sequence[Any]) -> Steps:
     """As measure_group_partition.lua. One exchange: a message that moves between two of the replies is in neither."""
     stream, lease, retry, dead_letters, *waits = keys
     group, delivered, most = args
-    later = ("+", "-") if delivered == LAST_ID else (b"(" + delivered, "+")
+    # the server refuses a range that begins after the largest id
+    later = ("+", "-") if delivered == SEALED else (b"(" + delivered, "+")
     pending, following, parked, parked_count, dead, owner = yield [
         ("XPENDING", stream, group),
         ("XRANGE", stream, *later, "COUNT", 1),
@@ -235,7 +234,7 @@ def measure_members(keys: Sequence[str], _: Sequence[Any]) -> Steps:
     time, about, names = yield [("TIME",), ("HMGET", group, "distribution", "paused", "holds"), ("SMEMBERS", members)]
     prefixes = (("GET", alive.encode()), ("PTTL", alive.encode()), ("GET", vitals.encode()))
     replies = iter((yield [(command, prefix + name) for name in names for command, prefix in prefixes]))
-    found: list[Any] = [int(time[0]) * 1000 + int(time[1]) // 1000, *(value or b"" for value in about)]
+    found: list[Any] = [server_ms(time), *(value or b"" for value in about)]
     for name in names:
         info, left_ms, lag = islice(replies, 3)
         found += [name, info or b"", left_ms, lag or b""]

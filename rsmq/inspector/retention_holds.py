@@ -8,6 +8,7 @@ from typing import Final
 from rsmq.inspector.observer import ask_group, ask_partition, measure
 from rsmq.inspector.state import Row
 from rsmq.model.keys import Keys
+from rsmq.model.packing import by_name
 from rsmq.model.record import text
 from rsmq.model.stream_id import is_stream_id, parse_stream_id
 from rsmq.model.words import count, duration
@@ -119,7 +120,7 @@ async def retention_holds(client: Client, keys: Keys, topic: Topic, partition: i
 
 
 def _message_id(entry_id: bytes, fields: list[bytes]) -> str:
-    return dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", entry_id).decode(errors="backslashreplace")
+    return by_name(fields).get(b"id", entry_id).decode(errors="backslashreplace")
 
 
 async def _unstarted(client: Client, keys: Keys, topic: Topic, partition: int, needs: GroupNeeds) -> str:

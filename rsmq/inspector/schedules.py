@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rsmq.handler.schedule import ScheduleRule, Trigger, read_rule
-from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.clock import LATEST_MS, from_epoch_ms, server_ms
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.schedule_run import ScheduleRun, read_runs
 from rsmq.redis.client.connector import Client
@@ -61,7 +61,7 @@ async def schedules_of(client: Client, keys: Keys, topics: Sequence[Topic]) -> l
     """The schedules of these topics, by topic and name: one exchange, of a command for each partition."""
     partitions = [(topic.name, number) for topic in topics for number in topic.numbers]
     time, *replies = await ask_all(client, [("TIME",), *(("HGETALL", keys.every(*each)) for each in partitions)])
-    now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+    now_ms = server_ms(time)
     states = list[ScheduleState]()
     for (topic, number), reply in zip(partitions, replies, strict=True):
         fields = {key: value.decode(errors="replace") for key, value in as_dict(reply).items()}

@@ -210,6 +210,14 @@ class Keys:
         """Stream: origin, id -> topic, id of messages that went to the fallback topic of their handler."""
         return f"{self.stream(topic, partition)}:{group}:handed_on"
 
+    def of_group(self, topic: str, partition: int, group: str) -> list[str]:
+        """All that a group has in one partition, beside its place in the stream: what is deleted with it."""
+        parts = (
+            self.lease, self.retry, self.waits, self.calls, self.out, self.errors, self.steps, self.progress,
+            self.cancels, self.cancelled, self.dlq, self.handed_on,
+        )  # fmt: skip
+        return [part(topic, partition, group) for part in parts]
+
     def group(self, topic: str, group: str) -> str:
         """Hash: distribution, paused, created_ms."""
         return f"{self.prefix}:{{{topic}}}:{group}"

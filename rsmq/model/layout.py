@@ -160,6 +160,10 @@ class Layout(Counted):
         """The block of messages whose publisher names no band."""
         return self.block_of(NORMAL) or self.normal
 
+    def numbers_for(self, route: str | bytes) -> list[int]:
+        """Where messages of a key may be, or of an id if they have none: one partition of each block."""
+        return [block.partition_for(route) for block in self.blocks]
+
     def band_of(self, number: int) -> str:
         """The band of a partition; of one that the topic does not have, `normal`."""
         return self._bands.get(number, NORMAL)

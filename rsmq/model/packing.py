@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rsmq.errors import Malformed
 
@@ -25,6 +25,19 @@ def unpack_fields(packed: bytes) -> list[bytes]:
         fields.append(packed[position + 4 : end])
         position = end
     return fields
+
+
+def readable_fields(packed: bytes) -> list[bytes]:
+    """`unpack_fields` of what another client may have written: none if it cannot be read."""
+    try:
+        return unpack_fields(packed)
+    except Malformed:
+        return []
+
+
+def by_name(fields: Sequence[bytes]) -> dict[bytes, bytes]:
+    """The values of an entry by their names. What another client has packed may end with a name alone."""
+    return dict(zip(fields[::2], fields[1::2], strict=False))
 
 
 def pack_array(count: int, packed: Iterable[bytes]) -> bytes:

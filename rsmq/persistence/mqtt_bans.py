@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -14,6 +14,7 @@ from rsmq.model.keys import LONGEST_DEVICE, Keys
 from rsmq.model.record import exact_text, whole
 from rsmq.persistence.mqtt_clients import BROADCAST, order_frame
 from rsmq.redis.client.connector import Client
+from rsmq.redis.streams import server_now_ms
 
 BanKind = Literal["client", "user", "address"]
 KINDS: Final[tuple[BanKind, ...]] = ("client", "user", "address")
@@ -67,8 +68,7 @@ class MqttBans:
 
     async def _read(self) -> dict[bytes, Ban | None]:
         flat = await self._client.execute_command("HGETALL", self._keys.bans)
-        pairs = flat.items() if isinstance(flat, Mapping) else zip(flat[::2], flat[1::2], strict=True)
-        return {field: read_ban(field, value) for field, value in pairs}
+        return {field: read_ban(field, value) for field, value in zip(flat[::2], flat[1::2], strict=True)}
 
     async def _change(self, command: str, *arguments: str) -> int:
         changed = await self._client.execute_command(command, self._keys.bans, *arguments)
@@ -76,8 +76,7 @@ class MqttBans:
         return int(changed)
 
     async def _now_ms(self) -> int:
-        seconds, micros = await self._client.node_for(self._keys.bans).execute_command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await server_now_ms(self._client.node_for(self._keys.bans))
 
     def __repr__(self) -> str:
         return f"<MqttBans prefix={self._keys.prefix!r}>"

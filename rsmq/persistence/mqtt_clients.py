@@ -21,7 +21,7 @@ from rsmq.model.mqtt_subscription import SHARDS, Subscription, shard_of, unpack
 from rsmq.model.record import device_id, exact_text, moment, text, whole
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import Script
-from rsmq.redis.streams import ask_all
+from rsmq.redis.streams import ask_all, server_now_ms
 
 BROADCAST: Final = Script("persistence/broadcast")
 KICK: Final = "mqtt-kick"
@@ -119,7 +119,7 @@ class MqttClients:
             return []
         names = [name for name, _ in leases]
         numbers = await ask_all(self._client, [("HLEN", self._keys.gateway_clients(name)) for name in names])
-        now_ms = int((await self._client.node_for(self._keys.gateways).execute_command("TIME"))[0]) * 1000
+        now_ms = await server_now_ms(self._client.node_for(self._keys.gateways))
         untils = [until for _, until in leases]
         said = await ask_all(self._client, [("GET", self._keys.gateway_about(name)) for name in names])
         return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from rsmq.model.packing import by_name
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import Value
 
@@ -60,7 +61,7 @@ async def search(connection: RawConnection, write: InDoubt, ids: Sequence[str]) 
         with connection.node.page_limit.asking():
             page = await ask(connection, "XRANGE", write.stream, b"(" + last, "+", "COUNT", most)
         for last, fields in page:
-            message_id = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id")
+            message_id = by_name(fields).get(b"id")
             stored = max(stored, positions.get(message_id or b"", 0))
             if not stored:
                 before = last

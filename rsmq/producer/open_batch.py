@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Required, Self, TypedDict, Unpack
 
-from rsmq.errors import BatchEnded, BatchExists, BrokerUnavailable, ConfigError, Malformed, RsmqError, TopicFull
+from rsmq.errors import BatchEnded, BatchExists, BrokerUnavailable, ConfigError, RsmqError, TopicFull
 from rsmq.model.batch_member import (
     FIELD,
     BatchMember,
@@ -26,7 +26,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import by_name, readable_fields
 from rsmq.model.publish_options import OutputOptions, refuse_unknown
 from rsmq.model.record import text
 from rsmq.model.settings import Settings
@@ -321,14 +321,11 @@ class OpenBatch:
         elif known.isdigit():
             due = int(known)
             packed = await self._client.execute_command("ZRANGEBYSCORE", self._keys.delayed(*at), due, f"({due + 1}")
-            entries = list[list[bytes]]()
-            for each in packed:
-                with suppress(Malformed):
-                    entries.append(unpack_fields(each))
+            entries = [readable_fields(each) for each in packed]
         else:
             return None
         for fields in entries:
-            about = dict(zip(fields[::2], fields[1::2], strict=False))
+            about = by_name(fields)
             if about.get(b"id") == output.message_id.encode() and FIELD in about:
                 member = BatchMember.read(about[FIELD])
                 return member if member is not None and member.home == self.id else None

@@ -9,19 +9,10 @@ from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client
 
 
-async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
-    """Announce a change to the members of a group. It carries no data: each member reads the state itself."""
-    await client.execute_command("PUBLISH", keys.changes(topic, group), "")
-
-
-async def tell_news(client: Client, keys: Keys, topic: str, group: str, news: str) -> None:
-    """Publish news (`news_of`) about members to all members of a group: they need not read the state for it."""
-    await client.execute_command("PUBLISH", keys.changes(topic, group), news)
-
-
-async def ask_members(client: Client, keys: Keys, topic: str, group: str, question: str) -> int:
-    """Ask all members of a group. Returns how many heard it: on a cluster only those at one of the nodes."""
-    return int(await client.execute_command("PUBLISH", keys.changes(topic, group), question))
+async def announce(client: Client, keys: Keys, topic: str, group: str, what: str = "") -> int:
+    """Tell all members of a group of a change, of which each reads the state itself, or `what`: news (`news_of`) for
+    which they need not read it, or a question. Returns how many heard it: on a cluster those at one of the nodes."""
+    return int(await client.execute_command("PUBLISH", keys.changes(topic, group), what))
 
 
 async def listeners(client: Client, channels: Sequence[str]) -> list[int]:

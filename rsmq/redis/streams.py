@@ -7,15 +7,17 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
-from rsmq.model.clock import epoch_ms, now_ms
+from rsmq.model.clock import epoch_ms, now_ms, server_ms
 from rsmq.model.encoding import ENC, key_of
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.layout import WITH_BANDS, Layout, plain_distribution, read_layout, stored_distribution
+from rsmq.model.packing import by_name
 from rsmq.model.record import text
-from rsmq.model.stream_id import is_position, parse_stream_id
+from rsmq.model.stream_id import LARGEST_PART, is_position, parse_stream_id
 from rsmq.model.words import suggestion
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
+from rsmq.redis.pubsub import announce
+from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION, Commander
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -24,7 +26,6 @@ NOTHING: Final = b"0-0"
 
 Id = str | bytes
 """A stream id, or a bound of a range: `(id`, `-`, `+`."""
-MOST_SEQUENCE: Final = 2**64 - 1
 TRIM_ATTEMPTS: Final = 5
 MISSING: Final = ("no such key", "nogroup", "requires the key to exist")
 
@@ -55,7 +56,7 @@ class Trimmed(NamedTuple):
     is_more: bool = False
 
 
-SEALED: Final = b"%d-%d" % (MOST_SEQUENCE, MOST_SEQUENCE)
+SEALED: Final = b"%d-%d" % (LARGEST_PART, LARGEST_PART)
 """The last generated id of a stream that takes no entries any more."""
 
 
@@ -104,7 +105,7 @@ def start_id(start: str | datetime) -> str:
     """
     if isinstance(start, datetime):
         ms = epoch_ms(start)
-        return f"{ms - 1}-{MOST_SEQUENCE}" if ms > 0 else "0"
+        return f"{ms - 1}-{LARGEST_PART}" if ms > 0 else "0"
     if start == EARLIEST:
         return "0"
     if start == LATEST:
@@ -114,6 +115,11 @@ def start_id(start: str | datetime) -> str:
     raise ConfigError(
         f"start {start!r} is not understood: use earliest, latest, a stream id such as 1718000000000-0, or a time"
     )
+
+
+async def server_now_ms(client: Commander) -> int:
+    """The time of the server, in milliseconds since 1970."""
+    return server_ms(await client.execute_command("TIME"))
 
 
 async def ask_all(client: Client, questions: Sequence[Sequence[Any]]) -> list[Any]:
@@ -264,7 +270,7 @@ async def join_group(client: Client, keys: Keys, topic: Joined, group: str, dist
 async def set_paused(client: Client, keys: Keys, topic: str, group: str, *, paused: bool) -> None:
     """Stop or resume the delivery to a group; its members keep their leases and what is in flight."""
     await client.execute_command("HSET", keys.group(topic, group), "paused", int(paused))
-    await client.execute_command("PUBLISH", keys.changes(topic, group), "")
+    await announce(client, keys, topic, group)
 
 
 async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, start: str | datetime) -> None:
@@ -287,7 +293,7 @@ async def reset_group(client: Client, keys: Keys, topic: Joined, group: str, sta
         await client.execute_command("HSET", about, "distribution", WITH_BANDS)
     else:
         await client.execute_command("HDEL", about, "distribution")
-    await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
+    await announce(client, keys, topic.name, group)
 
 
 RUN_KEPT_MS: Final = 2 * 3_600_000
@@ -315,20 +321,16 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
         done.update(left)
         numbers = await _numbers(client, keys, topic.name)  # of a band that was added meanwhile, too
     await client.execute_command("UNLINK", keys.group(topic.name, group), keys.members(topic.name, group))
-    await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
+    await announce(client, keys, topic.name, group)
 
 
 async def _delete_from(client: Client, keys: Keys, topic: str, partition: int, group: str) -> None:
     """Delete a group in one partition."""
-    at = (topic, partition, group)
-    parts = (
-        keys.lease, keys.retry, keys.waits, keys.calls, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled,
-        keys.handed_on, keys.steps, keys.progress,
-    )  # fmt: skip
-    await client.execute_command("UNLINK", *[part(*at) for part in parts])
+    lease = keys.lease(topic, partition, group)
+    await client.execute_command("UNLINK", *keys.of_group(topic, partition, group))
     await client.execute_command("HDEL", keys.removed(topic, partition), f"seen|{group}")
-    await client.execute_command("HSET", keys.lease(*at), "run", now_ms())
-    await client.execute_command("PEXPIRE", keys.lease(*at), RUN_KEPT_MS)
+    await client.execute_command("HSET", lease, "run", now_ms())
+    await client.execute_command("PEXPIRE", lease, RUN_KEPT_MS)
     try:
         await client.execute_command("XGROUP", "DESTROY", keys.stream(topic, partition), group)
     except BrokerError as error:
@@ -373,5 +375,4 @@ def last_entries(replies: Iterable[Any]) -> list[Sequence[Any]]:
 def key_of_newest(entries: Iterable[Sequence[Any]]) -> str:
     """The id of the key with which the newest of some entries is encrypted; empty if it is not."""
     _, fields = max(entries, key=lambda entry: parse_stream_id(entry[0]))
-    pairs = zip(fields[::2], fields[1::2], strict=False) if fields else ()
-    return key_of(next((value for name, value in pairs if name == ENC), b""))
+    return key_of(by_name(fields or ()).get(ENC, b""))

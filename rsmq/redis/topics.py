@@ -553,16 +553,13 @@ class Topics:
     async def _group_keys(self, topic: Topic, group: str) -> AsyncIterator[str]:
         keys, members = self._keys, self._keys.members(topic.name, group)
         for member in await self._client.execute_command("SMEMBERS", members):
-            if (name := exact_text(member)) is not None:
-                yield keys.alive(topic.name, group, name)
+            if (known := exact_text(member)) is not None:
+                yield keys.alive(topic.name, group, known)
         yield members
         yield keys.group(topic.name, group)
         for partition in topic.numbers:
-            for part in (
-                keys.lease, keys.retry, keys.waits, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out,
-                keys.handed_on, keys.calls, keys.steps, keys.progress,
-            ):  # fmt: skip
-                yield part(topic.name, partition, group)
+            for name in keys.of_group(topic.name, partition, group):
+                yield name
 
     async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:
         """The names of dedup keys and of results are not stored anywhere, so they are found by SCAN."""

@@ -30,7 +30,7 @@ from rsmq.redis.leadership import RENEW, Leadership
 from rsmq.redis.outboxes import CountedOutbox, report_outbox
 from rsmq.redis.scripts import OK, RELAY_ROWS, Value
 from rsmq.redis.server_context import RowActions, ServerContext
-from rsmq.redis.streams import trim
+from rsmq.redis.streams import server_now_ms, trim
 from rsmq.redis.topics import Topic, cached_topic, lookup_topic
 from rsmq.sql.database import Database
 from rsmq.sql.deployment import DatabaseClaim
@@ -443,8 +443,7 @@ class OutboxRelay:
         if options.expires is None or not options.expires.startswith("+"):
             return 0
         if self._page_ms is None:  # how long the rows have waited is of that moment, too
-            seconds, micros = await self._context.client.execute_command("TIME")
-            self._page_ms = int(seconds) * 1000 + int(micros) // 1000
+            self._page_ms = await server_now_ms(self._context.client)
         return self._page_ms
 
     async def _by_partition(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -19,7 +19,7 @@ from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
 from rsmq.redis.holds import hold_name, holds_of
 from rsmq.redis.scripts import Value
-from rsmq.redis.streams import as_dict, is_missing, newest_id
+from rsmq.redis.streams import as_dict, ask_all, newest_id, server_now_ms
 from rsmq.redis.topics import Topic
 
 POLL: Final = 0.002
@@ -60,7 +60,7 @@ async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
     topic, group = consumer.topic, consumer.handler.group
     waits = consumer.queue.limited - consumer.queue.held  # ready, but for a rate that opens later
     blocked = consumer.queue.blocked + waits + resting(consumer)
-    found, pending, due, over, now = [], 0, 0, 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
+    found, pending, due, over, now = [], 0, 0, 0, await server_now_ms(client.node_for(keys.stream(topic.name, 0)))
     for partition, row in zip(topic.numbers, await _partition_states(client, keys, topic, group, now), strict=True):
         is_undelivered, pending_here, due_here, over_here = row
         pending += pending_here
@@ -115,7 +115,7 @@ async def _partition_states(
             ("ZCOUNT", keys.retry(topic.name, partition, group), "-inf", now),
             ("ZCOUNT", keys.waits(topic.name, partition, group), "-inf", now),
         ]
-    replies = await _ask(client, questions)
+    replies = await ask_all(client, questions)
     rows = []
     for at in range(0, len(replies), 5):
         info, groups, delayed, retries, waits = replies[at : at + 5]
@@ -173,7 +173,7 @@ async def _advance_limits(client: Client, keys: Keys, consumer: Consumer, span: 
             moved = ms + round(1000 * rate.coarseness)
             await client.execute_command("EVAL", MOVE_RATE, 1, keys.rate(*about, name), moved)
     for held in await holds_of(client, keys, *about):
-        left = held.until_ms - ms - await server_ms(client.node_for(keys.group(*about)))
+        left = held.until_ms - ms - await server_now_ms(client.node_for(keys.group(*about)))
         await hold_name(client, keys, *about, held.name, left, held.kind)
     await consumer.advance_limits(span.total_seconds())
     if consumer.holds is not None:  # from now on it ignores what was asked before they were moved
@@ -196,18 +196,3 @@ async def _shift(client: Client, key: str, ms: int) -> None:
     for reply in await client.pipelined([("ZADD", key, "XX", "INCR", -ms, member) for member in members]):
         if isinstance(reply, Exception):
             raise reply
-
-
-async def server_ms(client: Client) -> int:
-    """The server's time, in milliseconds since 1970."""
-    seconds, micros = await client.execute_command("TIME")
-    return int(seconds) * 1000 + int(micros) // 1000
-
-
-async def _ask(client: Client, questions: Sequence[Sequence[Value]]) -> list[Any]:
-    """The replies of a pipeline; None for a stream that does not exist."""
-    replies = await client.pipelined(questions)
-    for reply in replies:
-        if isinstance(reply, Exception) and not is_missing(reply):
-            raise reply
-    return [None if isinstance(reply, Exception) else reply for reply in replies]

@@ -20,6 +20,7 @@ from rsmq.model.encoding import NO_CODECS, Binding, Encoding
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.redis.leadership import RENEW, TTL, Leadership
 from rsmq.redis.server_context import ServerContext
+from rsmq.redis.streams import server_now_ms
 
 log = logging.getLogger("rsmq.schedule")
 
@@ -81,8 +82,7 @@ class AddedSchedules:
         if anyio.current_time() - self._audited > AUDIT_EVERY:
             await self._audit()
             self._audited = anyio.current_time()
-        time = await self._client.execute_command("TIME")
-        now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+        now_ms = await server_now_ms(self._client)
         due = await self._client.execute_command("ZRANGEBYSCORE", self._index, "-inf", now_ms, "LIMIT", 0, MOST)
         for member in due:
             pause = await self._serve(member)

@@ -11,11 +11,11 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, Malformed, PartitionSealed
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, PartitionSealed
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import readable_fields
 from rsmq.model.partition import route_of
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
@@ -186,8 +186,4 @@ class DelayedPoller:
 
 def target_of(topic: Topic, partition: int, packed: bytes) -> int:
     """Where a delayed message of a sealed partition goes. One that cannot be unpacked goes by what it is."""
-    try:
-        fields = unpack_fields(packed)
-    except Malformed:
-        fields = []
-    return topic.layout.partition_after(partition, route_of(fields, packed))
+    return topic.layout.partition_after(partition, route_of(readable_fields(packed), packed))

@@ -6,20 +6,20 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-import anyio
 import anyio.abc
 
 from rsmq.consumer.consumer import Consumer
-from rsmq.errors import BrokerError, ConfigError, Malformed
 from rsmq.model.keys import Keys
-from rsmq.model.packing import unpack_fields
+from rsmq.model.packing import readable_fields
+from rsmq.model.partition import route_of
 from rsmq.model.record import whole
-from rsmq.model.stream_id import parse_stream_id, sortable
+from rsmq.model.stream_id import following_id, parse_stream_id, sortable
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FORGET_STRAY, OK, PUBLISH_MARKED, Value
-from rsmq.redis.streams import MOST_SEQUENCE, ask_all, groups_of, read_entries
-from rsmq.redis.topics import Topic, Topics, former_numbers
+from rsmq.redis.streams import groups_of, read_entries, server_now_ms
+from rsmq.redis.topics import Topic, Topics, stored_numbers
+from rsmq.worker.rounds import each_round
 
 log = logging.getLogger("rsmq.strays")
 
@@ -47,19 +47,12 @@ class StrayMover:
         self._keys = keys
         self._topics = topics
         self._consumers = consumers
-        self._was_out = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Errors end here: the next round tries it again."""
+        """Until cancelled."""
         task_status.started()
-        while True:
-            await anyio.sleep(CLUSTER_INTERVAL if self._client.is_cluster else INTERVAL)
-            try:
-                await self.look()
-                self._was_out = False
-            except (BrokerError, ConfigError) as error:
-                (log.debug if self._was_out else log.warning)("stray messages wait: %s", error)
-                self._was_out = True
+        pause = CLUSTER_INTERVAL if self._client.is_cluster else INTERVAL
+        await each_round(self.look, lambda: pause, log, "stray messages wait")
 
     async def look(self) -> int:
         """One round over the topics whose partition 0 this process reads; returns how many messages were moved."""
@@ -84,24 +77,16 @@ class StrayMover:
         topic = await self._topics.find(name)
         if topic is None:
             return []
-        numbers = sorted(await former_numbers(self._client, self._keys, name) - {*topic.numbers})
-        names = [(self._keys.stream(name, number), self._keys.delayed(name, number)) for number in numbers]
-        if not names:
-            return []
-        if not self._client.is_cluster:
-            every = [key for pair in names for key in pair]
-            if not await self._client.execute_command("EXISTS", *every):
-                return []
-        replies = await ask_all(self._client, [("EXISTS", *pair) for pair in names])
-        return [number for number, found in zip(numbers, replies, strict=True) if found]
+        found = await stored_numbers(self._client, self._keys, name, topic.numbers)
+        return sorted(found.difference(topic.numbers))
 
     async def _is_read(self, name: str, partition: int) -> bool:
         """Whether a member that knows an older description holds a lease on it."""
-        seconds, _ = await self._client.execute_command("TIME")
+        now_ms = await server_now_ms(self._client)
         for row in await groups_of(self._client, self._keys.stream(name, partition)):
             lease = self._keys.lease(name, partition, row["name"].decode(errors="replace"))
             owner, until_ms = await self._client.execute_command("HMGET", lease, "owner", "until_ms")
-            if owner and (whole(until_ms) or 0) > int(seconds) * 1000:
+            if owner and (whole(until_ms) or 0) > now_ms:
                 return True
         return False
 
@@ -115,7 +100,7 @@ class StrayMover:
                     break
                 last = entry_id
                 moved += 1
-            await self._client.execute_command("XTRIM", stream, "MINID", "=", following(last))
+            await self._client.execute_command("XTRIM", stream, "MINID", "=", following_id(last))
         if has_room:
             await self._forget(topic, partition)
         return moved
@@ -140,11 +125,7 @@ class StrayMover:
         source, moved = self._keys.delayed(topic.name, partition), 0
         while page := await self._client.execute_command("ZRANGE", source, 0, PAGE - 1, "WITHSCORES"):
             for packed, due in zip(page[::2], page[1::2], strict=True):
-                try:
-                    fields = unpack_fields(packed)
-                except Malformed:
-                    fields = []
-                target = self._keys.delayed(topic.name, target_of(topic, fields, packed))
+                target = self._keys.delayed(topic.name, target_of(topic, readable_fields(packed), packed))
                 await self._client.execute_command("ZADD", target, due, packed)
                 await self._client.execute_command("ZREM", source, packed)
                 moved += 1
@@ -162,11 +143,4 @@ class StrayMover:
 
 def target_of(topic: Topic, fields: Sequence[bytes], own: bytes) -> int:
     """The partition of a message in its topic: by its key, else by its id, else by what it was found as."""
-    found = dict(zip(fields[::2], fields[1::2], strict=False))
-    return topic.open_block().partition_for(found.get(b"key") or found.get(b"id") or own)
-
-
-def following(entry_id: bytes) -> str:
-    """The lowest id above this one."""
-    ms, sequence = parse_stream_id(entry_id)
-    return f"{ms}-{sequence + 1}" if sequence < MOST_SEQUENCE else f"{ms + 1}-0"
+    return topic.open_block().partition_for(route_of(fields, own))

@@ -15,7 +15,7 @@ from rsmq.heartbeat.group_watch import GroupWatch, watchers_of
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
-from rsmq.redis.pubsub import listeners, tell_news
+from rsmq.redis.pubsub import announce, listeners
 from rsmq.redis.scripts import LOOK_AT_GROUP, LOOK_AT_MEMBERS, Script, Value
 from tests.heartbeat.member import GROUP, TOPIC, Member, member
 from tests.patience import until
@@ -151,7 +151,7 @@ async def test_members_of_a_resized_topic_look_at_the_note_when_a_partition_is_g
         await until(lambda: all(group.asked[each][LOOK_AT_MEMBERS] > 1 for each in views), "they have looked")
         keys = group.members[group.watcher].keys
         await client.execute_command("HSET", keys.group(TOPIC, GROUP), "unfinished", "8:3")
-        await tell_news(client, keys, TOPIC, GROUP, f"released {group.watcher}")
+        await announce(client, keys, TOPIC, GROUP, f"released {group.watcher}")
         await until(lambda: all(view.unfinished == b"8:3" for view in views.values()), "they know it")
 
 
@@ -170,7 +170,7 @@ async def test_hint_about_a_live_member_makes_nobody_absent(
     """Each member judges by what it sees itself."""
     async with large(client, connector, quick) as group:
         wrong = f"silent {' '.join(NAMES)} unknown"
-        await tell_news(client, Keys(quick.prefix), TOPIC, GROUP, wrong)
+        await announce(client, Keys(quick.prefix), TOPIC, GROUP, wrong)
         await group.members[group.others[0]].vanish()
         alive = [each for each in NAMES if each != group.others[0]]
         await until(lambda: group.see(alive, group.others[:1]), "only the dead one is gone")

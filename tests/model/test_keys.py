@@ -43,6 +43,8 @@ EXAMPLE = {
     "token": "<token>",
 }
 
+PLACE = ("topic", "partition", "group")
+
 
 def methods() -> list[str]:
     """The names of the catalogue: each spells one key."""
@@ -112,6 +114,13 @@ def test_no_two_keys_collide() -> None:
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")
             thing = (method, *used)
             assert seen.setdefault(spell(Keys(), method, **values), thing) == thing
+
+
+def test_all_that_a_group_has_in_a_partition_is_known_to_who_deletes_it() -> None:
+    """Beside results, which are found by a scan: their names have the id of a message."""
+    of_group = [m for m in methods() if [*inspect.signature(getattr(Keys, m)).parameters][1:] == [*PLACE]]
+    found = Keys().of_group(*(EXAMPLE[name] for name in PLACE))  # type: ignore[arg-type]
+    assert sorted(found) == sorted(spell(Keys(), method, **EXAMPLE) for method in of_group)
 
 
 @given(st.text(min_size=1, max_size=60))

@@ -38,7 +38,8 @@ LAYERS_OF_ROOMS = {
     "redis": [
         "wire scripts",
         "client embedded",
-        "preflight pubsub streams",
+        "preflight pubsub",
+        "streams",
         "holds identity layouts outboxes",
         "topics",
         "server_context",

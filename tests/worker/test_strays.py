@@ -83,7 +83,7 @@ async def test_a_stray_stream_that_somebody_reads_is_left_alone(client: Client, 
     for n in range(3):
         await client.execute_command("XADD", stream, "*", "data", str(n), "key", "k")
     read = await client.execute_command("XREADGROUP", "GROUP", "g", "m", "COUNT", 1, "STREAMS", stream, ">")
-    entries = read[0][1] if isinstance(read, list) else read[stream.encode()]
+    entries = read[0][1]
     await client.execute_command("XACK", stream, "g", entries[0][0])
     await client.execute_command("HSET", lease, "owner", "m", "until_ms", now_ms() + 60_000)
     assert await mover.look() == 0
@@ -116,3 +116,14 @@ async def test_what_cannot_be_read_is_moved_as_it_is(client: Client, keys: Keys,
     waiting = [await client.execute_command("ZCARD", keys.delayed("orders", n)) for n in range(NEW)]
     assert (sum(total), sum(waiting)) == (2, 2)
     assert await client.execute_command("EXISTS", stream, delayed) == 0
+
+
+async def test_a_stray_with_an_empty_key_goes_where_that_key_belongs(
+    client: Client, keys: Keys, mover: StrayMover
+) -> None:
+    """An empty key is a key, as for its publisher: its messages keep their order."""
+    empty = partition_for("", NEW)
+    other = next(str(n) for n in range(100) if partition_for(str(n), NEW) != empty)
+    await client.execute_command("XADD", keys.stream("orders", 5), "*", "data", "x", "id", other, "key", "")
+    assert await mover.look() == 1
+    assert await stored(client, keys, empty) == [b"x"]

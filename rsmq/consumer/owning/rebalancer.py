@@ -28,7 +28,7 @@ from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.member import RELEASED, news_of
 from rsmq.redis.client.connector import retrying
 from rsmq.redis.layouts import are_finished, note_unfinished
-from rsmq.redis.pubsub import tell_news
+from rsmq.redis.pubsub import announce
 
 log = logging.getLogger("rsmq.lease")
 
@@ -271,7 +271,7 @@ class Rebalancer:
             if await self._lifecycle.quiesce(lane, self._settings.lease_ttl.total_seconds()):
                 await self._lifecycle.leave_rate(lane)
                 await self._release(lane)
-                await tell_news(self._context.client, self._context.keys, self._name, self._group, self._released)
+                await announce(self._context.client, self._context.keys, self._name, self._group, self._released)
             elif lane.lease.is_held():
                 self._kept.add(lane.partition)
                 await self._lifecycle.resume(lane)

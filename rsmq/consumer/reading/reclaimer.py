@@ -19,6 +19,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, Malformed
 from rsmq.handler.retry import Park, decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message, refuse_oversized
+from rsmq.model.packing import by_name
 from rsmq.model.reason import lost_body
 from rsmq.model.stream_id import following_id
 from rsmq.model.words import count
@@ -33,6 +34,7 @@ from rsmq.redis.scripts import (
     Script,
     Value,
 )
+from rsmq.redis.streams import hash_fields
 
 log = logging.getLogger("rsmq.reclaim")
 
@@ -48,18 +50,6 @@ ClaimedEntry = tuple[bytes, int, int, list[bytes], int]
 def next_cursor(reply: list[Any]) -> bytes | None:
     """Where the next page begins; None after the last one."""
     return None if reply[1] == START else bytes(reply[1])
-
-
-def key_of(fields: Sequence[bytes]) -> bytes | None:
-    """The ordering key of an entry."""
-    return next((value for name, value in zip(fields[::2], fields[1::2], strict=False) if name == b"key"), None)
-
-
-def pairs_of(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The pairs of a reply, which may be flat."""
-    if flat and isinstance(flat[0], list | tuple):
-        return [(pair[0], pair[1]) for pair in flat]
-    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 class Reclaimer:
@@ -121,26 +111,19 @@ class Reclaimer:
             except BrokerError as error:
                 log.error("%s cannot be read, so the rule is asked for each message anew: %s", lane.waits_key, error)
                 break
-            pairs = pairs_of(flat)
-            dues.update({entry_id: float(due) for entry_id, due in pairs})
-            if len(pairs) < LISTED:
+            dues.update({entry_id: float(due) for entry_id, due in zip(flat[::2], flat[1::2], strict=True)})
+            if len(flat) < 2 * LISTED:
                 break
             at += LISTED
         self._queue.load_times(lane, number, dues)
 
     async def _load_calls(self, lane: Lane, number: int) -> None:
         """Which messages of a key have started together, as the last owner has noted it."""
-        known, cursor = dict[bytes, bytes](), b"0"
-        while True:
-            cursor, flat = await self._client.execute_command("HSCAN", lane.calls_key, cursor, "COUNT", LISTED)
-            known.update(flat if isinstance(flat, dict) else pairs_of(flat))
-            if cursor in (b"0", 0):
-                break
-        lane.flows.calls.load(number, known)
+        lane.flows.calls.load(number, dict(await hash_fields(self._client, lane.calls_key)))
 
     def _attempts_of_call(self, lane: Lane, entry_id: bytes, attempts: int, fields: Sequence[bytes]) -> int:
         """How many attempts count of a message of a handler by key. What was read and has not started is put aside."""
-        key = key_of(fields)
+        key = by_name(fields).get(b"key")
         if key is None:
             return attempts
         counted = lane.flows.calls.attempts_of(key, entry_id, attempts)

@@ -19,6 +19,7 @@ from rsmq.persistence.retained_messages import BUCKETS
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import Value
+from rsmq.redis.streams import server_now_ms
 
 PAGE: Final = 500
 REMEMBERED_MS: Final = 600_000
@@ -119,16 +120,12 @@ class Retained:
         """Remove the messages that a filter matches, a page at a time. Returns how many."""
         number, keys = 0, {messages: (messages, *others) for messages, *others in self._keys}
         async for messages, page in self._names(pattern):
-            newest = f"{await self._now_ms():0>20}{'9' * 40}"  # above every message that is stored by now
+            newest = f"{await server_now_ms(self._client):0>20}{'9' * 40}"  # above every message that is stored by now
             for name in page:
                 found = await self._client.execute_command("HGET", messages, name)
                 number += bool(found and envelope_of(found))
                 await RETAIN_MESSAGE(self._client, keys[messages], (name, newest, b"", b"", REMEMBERED_MS, 1, 1))
         return number
-
-    async def _now_ms(self) -> int:
-        seconds, micros = await self._client.execute_command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def __repr__(self) -> str:
         return f"<Retained limit={self._limit}>"

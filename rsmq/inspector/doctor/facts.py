@@ -18,12 +18,13 @@ from rsmq.inspector.state import Snapshot, TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.batch_member import HOME, SHARDS
 from rsmq.model.keys import Keys
+from rsmq.model.packing import by_name
 from rsmq.model.record import text
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import listeners
-from rsmq.redis.streams import as_dict, ask_all
+from rsmq.redis.streams import as_dict, ask_all, server_now_ms
 from rsmq.redis.topics import Topic
 
 SAMPLE: Final = 50
@@ -194,9 +195,9 @@ async def waiting_outputs(
     outs = [keys.out(topic, number, group) for topic, group, number in partitions]
     lengths = await ask_all(client, [("XLEN", out) for out in outs])
     oldest = await ask_all(client, [("XRANGE", out, "-", "+", "COUNT", 1) for out in outs])
-    seconds = int((await client.nodes[0].execute_command("TIME"))[0])
+    now_ms = await server_now_ms(client.nodes[0])
     return [
-        WaitingOutputs(*each, length, timedelta(seconds=seconds - parse_stream_id(entries[0][0])[0] / 1000))
+        WaitingOutputs(*each, length, timedelta(milliseconds=now_ms - parse_stream_id(entries[0][0])[0]))
         for each, length, entries in zip(partitions, lengths, oldest, strict=True)
         if length and entries
     ]
@@ -231,7 +232,7 @@ async def most_common(
     found = {}
     for each in partitions:
         (entries,) = await ask_all(client, [("XREVRANGE", keys.stream(*each), "+", "-", "COUNT", SAMPLE)])
-        named = Counter(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"key") for _, fields in entries or ())
+        named = Counter(by_name(fields).get(b"key") for _, fields in entries or ())
         named.pop(None, None)
         for key, count in named.most_common(1):
             found[each] = ((key or b"").decode(errors="backslashreplace"), count / len(entries))

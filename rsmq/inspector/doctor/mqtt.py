@@ -14,6 +14,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.words import count, duration
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients, MqttGateway
 from rsmq.redis.client.connector import Client
+from rsmq.redis.streams import server_now_ms
 
 MOST_CLIENTS: Final = 2000
 """Clients whose inboxes are looked at: a server may have a million."""
@@ -40,9 +41,9 @@ async def mqtt_facts(client: Client, keys: Keys) -> MqttFacts | None:
         return None
     if not (gateways or names):
         return None
-    seconds = int((await client.nodes[0].execute_command("TIME"))[0])
+    now_ms = await server_now_ms(client.nodes[0])
     found = await clients.find_all(names) if names else []
-    return MqttFacts(from_epoch_ms(seconds * 1000), gateways, [each for each in found if each is not None])
+    return MqttFacts(from_epoch_ms(now_ms), gateways, [each for each in found if each is not None])
 
 
 def check_mqtt(facts: MqttFacts, inbox_limit: int, groups: frozenset[str]) -> Iterator[str]:

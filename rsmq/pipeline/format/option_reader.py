@@ -15,9 +15,9 @@ from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.keys import check_name
 from rsmq.model.settings import unquoted
-from rsmq.model.stream_id import is_position
+from rsmq.model.stream_id import LARGEST_PART, is_position
 from rsmq.pipeline.format.offsets import BEHIND, NO_ID, Offsets
-from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE
+from rsmq.redis.streams import EARLIEST, LATEST
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class OptionReader:
 
 def bound_at(ms: int) -> Bound:
     """A time as a bound: a start includes everything at or after it, an end everything before it."""
-    return f"{ms - 1}-{MOST_SEQUENCE}" if ms > 0 else NO_ID
+    return f"{ms - 1}-{LARGEST_PART}" if ms > 0 else NO_ID
 
 
 def partition_times(name: str, text: str) -> Iterable[tuple[str, int, Bound]]:

@@ -13,14 +13,13 @@ from typing import Any, Final
 from pyspark.sql import datasource as ds
 
 from rsmq.model.clock import LATEST_MS
-from rsmq.model.stream_id import is_position, parse_stream_id
-from rsmq.redis.streams import MOST_SEQUENCE
+from rsmq.model.stream_id import LARGEST_PART, is_position, parse_stream_id
 
 Id = tuple[int, int]
 """A stream id as two numbers."""
 
 FIRST: Final[Id] = (0, 0)
-LAST: Final[Id] = (MOST_SEQUENCE, MOST_SEQUENCE)
+LAST: Final[Id] = (LARGEST_PART, LARGEST_PART)
 MOST_PARTITION: Final = 1 << 31
 MICROSECOND: Final = 1_000_000
 
@@ -72,7 +71,7 @@ def read_window(filters: Iterable[ds.Filter]) -> ReadWindow:
             )  # fmt: skip
         elif name in ("id_ms", "timestamp"):
             low, high = ms_limits(each, values, name)
-            window = window.between((low, 0), (high, MOST_SEQUENCE))
+            window = window.between((low, 0), (high, LARGEST_PART))
     return window
 
 
@@ -115,22 +114,22 @@ def ms_limits(each: ds.Filter, values: list[Any] | None, name: str) -> tuple[int
     if values is not None:
         times = [time for value in values if (time := scaled(value, name)) is not None]
         if not times or len(times) < len(values):
-            return 0, MOST_SEQUENCE
+            return 0, LARGEST_PART
         return min(times)[0], open_end(max(times)[0])
     time = scaled(getattr(each, "value", None), name)
     if time is None:
-        return 0, MOST_SEQUENCE
+        return 0, LARGEST_PART
     ms, is_whole = time
     match each:
         case ds.GreaterThan():
-            return ms + 1, MOST_SEQUENCE
+            return ms + 1, LARGEST_PART
         case ds.GreaterThanOrEqual():
-            return (ms if is_whole else ms + 1), MOST_SEQUENCE
+            return (ms if is_whole else ms + 1), LARGEST_PART
         case ds.LessThan():
             return 0, open_end(ms - 1 if is_whole else ms)
         case ds.LessThanOrEqual():
             return 0, open_end(ms)
-    return 0, MOST_SEQUENCE
+    return 0, LARGEST_PART
 
 
 def scaled(value: Any, name: str) -> tuple[int, bool] | None:
@@ -147,4 +146,4 @@ def scaled(value: Any, name: str) -> tuple[int, bool] | None:
 
 def open_end(ms: int) -> int:
     """A highest ms. Ids beyond what a timestamp or a bigint holds are shown as the last one, so that one has no end."""
-    return MOST_SEQUENCE if ms >= LATEST_MS - 1 else ms
+    return LARGEST_PART if ms >= LATEST_MS - 1 else ms

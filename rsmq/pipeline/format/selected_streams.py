@@ -11,14 +11,14 @@ from typing import Final
 
 from rsmq.errors import BrokerError, ConfigError, NotPermitted
 from rsmq.model.layout import is_unknown, read_layout
-from rsmq.model.stream_id import parse_stream_id
+from rsmq.model.stream_id import LARGEST_PART, parse_stream_id
 from rsmq.pipeline.format.columns import ALL_GROUPS
 from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream
 from rsmq.pipeline.format.options import TopicSelection
 from rsmq.pipeline.format.push_down import ReadWindow
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.redis.scripts import SEEK_ENTRY
-from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE, as_dict, is_missing, newest_id
+from rsmq.redis.streams import EARLIEST, LATEST, as_dict, is_missing, newest_id
 
 log = logging.getLogger("rsmq.pipeline")
 
@@ -213,7 +213,7 @@ def id_before(entry_id: tuple[int, int]) -> tuple[int, int]:
     ms, sequence = entry_id
     if sequence:
         return ms, sequence - 1
-    return (ms - 1, MOST_SEQUENCE) if ms else (0, 0)
+    return (ms - 1, LARGEST_PART) if ms else (0, 0)
 
 
 def stream_id(numbers: tuple[int, int]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rsmq.errors import BrokerError, ConfigError, SlotMoved
-from rsmq.model.clock import now_ms
+from rsmq.model.clock import now_ms, server_ms
 from rsmq.model.keys import Keys
 from rsmq.redis.client.connector import Client, redact
 from rsmq.redis.client.raw_connection import RawConnection, pack
@@ -109,7 +109,7 @@ async def _ask(client: Client, node: Client, keys: Keys) -> ServerFacts:
         config=dict(pairs(item for reply in rest[len(trials) :] if isinstance(reply, list) for item in reply)),
         failures=failures_of(probe)
         + [(name, str(reply)) for name, reply in tried.items() if isinstance(reply, Exception)],
-        skew_ms=0.0 if isinstance(time, Exception) else int(time[0]) * 1000 + int(time[1]) // 1000 - local_ms,
+        skew_ms=0.0 if isinstance(time, Exception) else server_ms(time) - local_ms,
         collisions=(),
         node=redact(node.url) if client.is_cluster else "",
         default_flags=flags_of(default),
