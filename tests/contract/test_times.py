@@ -201,6 +201,8 @@ async def test_retry_that_comes_due_in_quiet_hours_waits_and_keeps_its_count(bro
         ref = await broker.publish("t", "bad", key="ada", headers={"sleep": "1"})
         await witness.sees(["bad"])
         rule.is_night = True
+        while await night.state(ref) != "waiting_for_retry":  # its handler has noted it before it failed
+            await anyio.sleep(0.01)
         await broker.reschedule(ref, delay=timedelta(0))
         await night.wait_for(1)
         await night.wait_for_counts(1)
