@@ -191,3 +191,19 @@ async def test_wss_is_encrypted(web: GatewayProcess, authority: trustme.CA, name
     async with connect(f"wss://127.0.0.1:{web.ports[2]}/", ssl=context, **options) as socket:
         await socket.send(p.connect(name))
         assert (await take(socket))[0] == 2
+
+
+async def test_health_checks_and_clients_leave_no_line_of_the_log_and_refusals_do(web: GatewayProcess) -> None:
+    """A load balancer asks every few seconds; a page that may not connect is named."""
+    before = len(web.log())
+    for _ in range(5):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.ports[1])
+        writer.write(b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n")
+        assert b" 426 " in await asyncio.wait_for(reader.readline(), SECONDS)
+        writer.close()
+        await (await opened(web)).close()
+    with pytest.raises(InvalidStatus):
+        await opened(web, origin=Origin("https://evil.example"))
+    lines = web.log()[before:].splitlines()
+    assert len([line for line in lines if "websockets.server" in line or "frames" in line]) == 0, lines
+    assert "clients are refused, websocket: 127.0.0.1: 40" in web.log(), "a line in ten seconds"

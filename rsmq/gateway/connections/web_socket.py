@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from http import HTTPStatus
 from typing import Any, Final
 
 from websockets.frames import CloseCode, Frame, Opcode
@@ -23,6 +25,8 @@ PROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 
 EXTRA: Final = 64 << 10
 """Bytes of a frame besides the largest packet: others that were sent with it."""
+FRAMES_LOG: Final = logging.getLogger("rsmq.gateway.frames")
+FRAMES_LOG.setLevel(logging.WARNING)  # else the package logs a line for each client, and for each health check
 
 
 class FramedTransport:
@@ -75,7 +79,7 @@ class WebSocketProtocol(ClientProtocol):
         origins = context.rules.options.origins
         self._frames = ServerProtocol(
             origins=[Origin(each) for each in origins] if origins else None, subprotocols=PROTOCOLS,
-            max_size=(None, context.rules.limits.packet_size + EXTRA),
+            max_size=(None, context.rules.limits.packet_size + EXTRA), logger=FRAMES_LOG,
         )  # fmt: skip
 
     def started(self, transport: asyncio.Transport, peer: Peer) -> None:
@@ -108,7 +112,11 @@ class WebSocketProtocol(ClientProtocol):
         if self._frames.state is State.OPEN:
             self._client = ClientConnection(self._context, self._transport, self._peer)
         else:
-            self._context.counts["refused: websocket"] += 1
+            counts, status = self._context.counts, response.status_code
+            if status == HTTPStatus.UPGRADE_REQUIRED:  # a plain request, as of a health check
+                counts["refused: websocket"] += 1
+            else:
+                counts.refused("websocket", f"{self._peer.address}: {status} {response.reason_phrase}")
 
     def _read(self, frame: Frame) -> None:
         """A packet may span frames, and a frame may hold several: their bytes are passed on as they come."""
