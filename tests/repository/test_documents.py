@@ -119,7 +119,7 @@ def test_a_named_command_exists() -> None:
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 OF_OTHERS = {
     "--preload", "--graceful-timeout", "--ws-ping-interval", "--max-async-tasks", "--dead-message-ttl",
-    "--autogenerate", "--archives", "--rsmq-url", "--moves", "--hot", "--cluster", "--help",
+    "--autogenerate", "--archives", "--find-links", "--rsmq-url", "--moves", "--hot", "--cluster", "--help",
 }  # fmt: skip
 """Options of other programs, of pytest and of our benchmarks."""
 
