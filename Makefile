@@ -36,7 +36,7 @@ coverage: $(READY) ## The quick tests, and the share of lines that they ran
 oldest: ## The quick tests with the oldest dependencies that pyproject.toml allows
 	@$(PYTHON) -m venv .cache/oldest
 	@.cache/oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
-	@.cache/oldest/bin/uv pip install --quiet --python .cache/oldest/bin/python --resolution lowest-direct \
+	@.cache/oldest/bin/uv pip install --quiet --system-certs --python .cache/oldest/bin/python --resolution lowest-direct \
 		--editable '.[all,demo]' --group dev
 	@.cache/oldest/bin/python -m pytest -n 4 --fast -o filterwarnings=default # old versions warn about new ones
 

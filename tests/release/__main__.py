@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tests.forks import ROOT
-from tests.release.build import build, digest, surplus
+from tests.release.build import build, digest, refused, surplus
 from tests.release.install import RESOLUTIONS, extras, install
 
 
@@ -29,11 +29,12 @@ def main() -> int:
     print("built twice: equal" if is_equal else "built twice: NOT EQUAL")
     unneeded = surplus(files.wheel)
     print(f"in the wheel without need: {', '.join(unneeded) or 'nothing'}")
-    failed = int(not is_equal) + len(unneeded)
+    complaints = refused(files)
+    print(complaints or "twine: PyPI would take them", flush=True)
+    failed = int(not is_equal) + len(unneeded) + bool(complaints)
     if options.install:
-        failed += try_all(files.wheel, options.extra or extras()) + (
-            0 if options.extra else tried(files.sdist, "", "newest")
-        )
+        failed += try_all(files.wheel, options.extra or extras())
+        failed += 0 if options.extra else tried(files.sdist, "", "newest")
     return min(1, failed)
 
 

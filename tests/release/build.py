@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import hashlib
 import subprocess
 import sys
@@ -46,6 +47,20 @@ def _hatchling(source: Path, folder: Path, kind: str) -> None:
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"the {kind} was not built: {done.stderr[-2000:]}")
+
+
+def refused(files: Built) -> str:
+    """What PyPI would say against the files; empty if it takes them."""
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def description(wheel: Path) -> str:
+    """The page of the project on PyPI: the body of the metadata, in Markdown."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(archive.read(name)).get_payload()
 
 
 def digest(file: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
+from rsmq.model.extension import OWN
 from tests.forks import ROOT
 
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -58,9 +59,9 @@ def requirements(extra: str) -> list[str]:
     found = (
         list(PROJECT["dependencies"]) if not extra else [*requirements(""), *PROJECT["optional-dependencies"][extra]]
     )
-    own = [Requirement(each) for each in found if each.startswith("rsmq[")]
-    others = {each: None for each in found if not each.startswith("rsmq[")}
-    return [*(others | {each: None for one in own for name in one.extras for each in requirements(name)})]
+    own = [Requirement(each) for each in found if each.startswith(f"{OWN}[")]
+    others = {each: None for each in found if not each.startswith(f"{OWN}[")}
+    return [*(others | {each: None for one in own for name in sorted(one.extras) for each in requirements(name)})]
 
 
 def first_program() -> tuple[str, str]:
@@ -75,9 +76,9 @@ def install(file: Path, extra: str, resolution: str, python: str = sys.executabl
         at = Path(folder)
         _run(["uv", "venv", "--quiet", "--python", python, at / "venv"], at)
         mine = at / "venv" / "bin" / "python"
-        wanted = [f"rsmq{f'[{extra}]' if extra else ''} @ {file.absolute().as_uri()}", *requirements(extra)]
-        command = ["uv", "pip", "install", "--quiet", "--python", mine, "--resolution", RESOLUTIONS[resolution]]
-        _run([*command, *wanted], at)
+        wanted = [f"{OWN}{f'[{extra}]' if extra else ''} @ {file.absolute().as_uri()}", *requirements(extra)]
+        command = ["uv", "pip", "install", "--quiet", "--system-certs", "--python", mine]
+        _run([*command, "--resolution", RESOLUTIONS[resolution], *wanted], at)
         _run([at / "venv" / "bin" / "rsmq", "--version"], at)
         _run([at / "venv" / "bin" / "rsmq", "--help"], at)
         code, printed = first_program() if extra == "embedded" else (SMOKE[extra], "")

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from rsmq.model.extension import OWN
 from tests.forks import ROOT
 
-NAMED: Final = re.compile(
-    r"""(?<=^name[ ]=[ ]")rsmq(?=")  # pyproject.toml
-    | (?<![\w./-])rsmq(?=\\?\[[a-z])  # rsmq[mqtt]
-    | (?<=--no-deps[ ])rsmq(?=[`'"])  # pip install --no-deps rsmq""",
-    re.VERBOSE | re.MULTILINE,
-)
+NAME: Final = re.escape(OWN)
+NAMED: Final = rf"""(?<=^name[ ]=[ ]"){NAME}(?=")  # pyproject.toml
+    | (?<=^OWN:[ ]Final[ ]=[ ]"){NAME}(?=")  # the constant from which the package and the tests have it
+    | (?<![\w./-]){NAME}(?=\\?\[[a-z])  # rsmq[mqtt]
+    | (?<=--no-deps[ ]){NAME}(?=[`'"])  # pip install --no-deps rsmq"""
 """Where the text of the repository means the distribution."""
 
 
 def renamed(text: str, name: str) -> str:
     """The text with another name of the distribution."""
-    return NAMED.sub(name, text)
+    return re.sub(NAMED, name, text, flags=re.VERBOSE | re.MULTILINE)
 
 
 def changes(name: str) -> Iterator[tuple[Path, str]]:

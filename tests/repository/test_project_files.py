@@ -20,6 +20,7 @@ WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "tes
 YAML = sorted([*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"])
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 NIGHTLY: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
+RELEASE: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 
@@ -89,6 +90,28 @@ def test_an_action_is_pinned_by_its_commit(workflow: Path) -> None:
     uses = re.findall(r"uses: (.*)", workflow.read_text())
     assert uses
     assert [each for each in uses if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)] == []
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_checkout_leaves_no_credentials_behind(workflow: Path) -> None:
+    """What runs after it, such as a package that a test installs, cannot push."""
+    steps = [step for job in yaml.safe_load(workflow.read_text())["jobs"].values() for step in job["steps"]]
+    checkouts = [step["with"] for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkouts
+    assert all(each["persist-credentials"] is False for each in checkouts)
+
+
+def test_a_release_is_refused_before_it_is_built_and_published_by_a_job_that_builds_nothing() -> None:
+    """The job that PyPI trusts has files of the other one, and runs no command."""
+    build, publish = RELEASE["jobs"]["build"], RELEASE["jobs"]["publish"]
+    runs = [step.get("run", "") for step in build["steps"]]
+    (ready,) = [at for at, run in enumerate(runs) if 'tests.release.ready "$GITHUB_REF_NAME"' in run]
+    (dist,) = [at for at, run in enumerate(runs) if re.search(r"make dist .*INSTALL=1", run)]
+    assert ready < dist
+    assert RELEASE["permissions"] == {"contents": "read"}
+    assert "permissions" not in build
+    assert (publish["needs"], publish["environment"]) == ("build", "pypi")
+    assert [step for step in publish["steps"] if "run" in step] == []
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
