@@ -22,6 +22,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from benchmarks.section import ROOT
 from benchmarks.table import table
+from rsmq.model.extension import OWN
 
 NAMED: Final = ("rsmq/cli/demo", "rsmq/cli/bench", "rsmq/cli", "rsmq/pipeline", "rsmq/gateway", "rsmq/dashboard")
 """Folders of the wheel that are shown, and not counted in those around them."""
@@ -76,7 +77,7 @@ def brought(name: str, extra: str, seen: set[str]) -> Iterator[metadata.Distribu
 
 def megabytes(extra: str) -> tuple[int, float]:
     """Packages, and MB, that `pip install 'rsmq[EXTRA]'` brings, without rsmq itself."""
-    found = [each for each in brought("rsmq", extra, set()) if each.name != "rsmq"]
+    found = [each for each in brought(OWN, extra, set()) if each.name != OWN]
     return len(found), sum(file.size or 0 for each in found for file in each.files or ()) / 1e6
 
 
@@ -92,7 +93,7 @@ def main() -> None:
     ]
     before = options.beside or "before"
     print(*table(("wheel, KiB", f"{before}", "packed", "now", "packed"), rows), sep="\n")
-    extras = [(f"rsmq[{extra}]" if extra else "rsmq", *megabytes(extra)) for extra in EXTRAS]
+    extras = [(f"{OWN}[{extra}]" if extra else OWN, *megabytes(extra)) for extra in EXTRAS]
     print("", *table(("installs, beside rsmq", "packages", "MB"), extras), sep="\n")
 
 

@@ -25,7 +25,8 @@ from rsmq.cli.quick import completed_words
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.model.extension import Extension, extensions
 from rsmq.model.interrupt import mark
-from rsmq.model.words import installed, printable
+from rsmq.model.own_process import own_version
+from rsmq.model.words import printable
 
 HELP: Final = "A message queue on Redis Streams: run workers, publish, watch, repair."
 COMMANDS: Final = {
@@ -177,7 +178,7 @@ def nothing() -> None:
 def show_version(wanted: bool) -> None:
     """Print the version and exit."""
     if wanted:
-        typer.echo(f"rsmq {installed('rsmq')}")
+        typer.echo(f"rsmq {own_version()}")
         raise typer.Exit
 
 

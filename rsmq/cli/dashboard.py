@@ -68,7 +68,7 @@ def load(url: str | None, names: set[str], token: str | None, *, allow_changes: 
     try:
         package, server = import_module("rsmq.dashboard"), import_module("uvicorn")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{EXTRA} ({error})") from None
+        raise ConfigError(f"{EXTRA} ({error.name} is not installed)") from None
     roles = import_module("rsmq.dashboard.roles")
     authorize = roles.same_for_all(roles.Role.ADMIN if allow_changes else roles.Role.LOOK)
     rules = package.Rules(hosts=frozenset(names), token=token, authorize=authorize)

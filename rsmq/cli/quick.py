@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rsmq.cli import index
-from rsmq.model.extension import extensions
+from rsmq.model.extension import OWN, extensions
 from rsmq.model.words import installed
 
 ROOT_OPTIONS: Final = {
@@ -27,7 +27,7 @@ def answered(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Print the answer, if this is one of these questions. If it cannot be written, the command says why."""
     shell = environment.get("_RSMQ_COMPLETE")
     if shell is None:
-        text = f"rsmq {installed('rsmq')}" if arguments == ["--version"] else None
+        text = f"rsmq {installed(OWN)}" if arguments == ["--version"] else None
     elif shell in ("complete_bash", "complete_zsh") and (words := completed_words(environment)) is not None:
         text = completion(words, is_zsh=shell == "complete_zsh")
     else:

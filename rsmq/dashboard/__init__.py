@@ -9,8 +9,13 @@ them, `history.py` keeps a sample a minute, `waiting.py` reads what waits for a 
 server of `rsmq dashboard`.
 """
 
-from rsmq.dashboard.access import Rules
-from rsmq.dashboard.app import create_app, mount
-from rsmq.dashboard.roles import Role, Visitor
+from rsmq.model.extension import missing
+
+try:
+    from rsmq.dashboard.access import Rules
+    from rsmq.dashboard.app import create_app, mount
+    from rsmq.dashboard.roles import Role, Visitor
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "dashboard") from None
 
 __all__ = ["Role", "Rules", "Visitor", "create_app", "mount"]

@@ -14,7 +14,7 @@ from rsmq.gateway.connections.context import Context
 from rsmq.gateway.fleet.message import Published
 from rsmq.model.clock import epoch_ms
 from rsmq.model.keys import Keys
-from rsmq.model.words import installed
+from rsmq.model.own_process import own_version
 from rsmq.persistence.mqtt_clients import MqttClients, MqttGateway
 from rsmq.persistence.retained_messages import BUCKETS
 from rsmq.redis.client.connector import Client
@@ -45,7 +45,7 @@ def figures(gateways: Iterable[MqttGateway], subscriptions: int, retained: int, 
         counts.update(each.counts)
     started = min((epoch_ms(each.started) for each in live if each.started is not None), default=now_ms)
     values: dict[str, Any] = {
-        "version": f"rsmq version {installed('rsmq')}", "uptime": f"{max(0, now_ms - started) // 1000} seconds",
+        "version": f"rsmq version {own_version()}", "uptime": f"{max(0, now_ms - started) // 1000} seconds",
         "clients/connected": sum(each.clients for each in live), "subscriptions/count": subscriptions,
         "retained messages/count": retained,
     }  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rsmq.model.clock import now_ms
+from rsmq.model.extension import OWN
 from rsmq.model.words import installed
 
 STATM: Final = Path("/proc/self/statm")
@@ -24,7 +25,7 @@ def about_process(app_version: str | None) -> dict[str, Any]:
 @cache
 def own_version() -> str:
     """The version of rsmq."""
-    return installed("rsmq")
+    return installed(OWN)
 
 
 def memory_bytes() -> int | None:

@@ -30,6 +30,7 @@ else:
             "source": "RsmqSource",
             "spark.session": "open_session register",
         },
+        extra="spark",
     )
 
 __all__ = [

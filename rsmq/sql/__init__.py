@@ -6,11 +6,16 @@ wakes the relay, and `status.py` counts what waits, and the keys that it needs. 
 `database.py` one way to async and plain engines.
 """
 
-from rsmq.sql.database import Database
-from rsmq.sql.effects import Effects
-from rsmq.sql.outbox import Outbox
-from rsmq.sql.status import OutboxStatus, read_keys, read_status
-from rsmq.sql.tables import create_tables, ddl, metadata
+from rsmq.model.extension import missing
+
+try:
+    from rsmq.sql.database import Database
+    from rsmq.sql.effects import Effects
+    from rsmq.sql.outbox import Outbox
+    from rsmq.sql.status import OutboxStatus, read_keys, read_status
+    from rsmq.sql.tables import create_tables, ddl, metadata
+except ModuleNotFoundError as error:
+    raise missing(error, __name__, "sql") from None
 
 __all__ = [
     "Database",

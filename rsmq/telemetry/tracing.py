@@ -19,8 +19,8 @@ from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Retry
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
+from rsmq.model.own_process import own_version
 from rsmq.model.settings import Settings
-from rsmq.model.words import installed
 from rsmq.producer import Producer
 from rsmq.producer.output import Output
 from rsmq.redis.client.connector import Client
@@ -64,7 +64,7 @@ def trace(broker: Broker, tracer_provider: TracerProvider | None = None, *, shar
         raise ConfigError("the broker is connected already: call trace(broker) right after creating it")
     if not 0 <= share <= 1:
         raise ConfigError(f"share={share!r} is not possible: use 0 to 1, such as 0.01 for one in a hundred")
-    tracer, propagation = get_tracer("rsmq", installed("rsmq"), tracer_provider), Propagation()
+    tracer, propagation = get_tracer("rsmq", own_version(), tracer_provider), Propagation()
 
     def make(client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
         return TracedProducer(client, keys, settings, topics, Sampling(share, tracer, propagation), propagation)

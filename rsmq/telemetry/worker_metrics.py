@@ -15,7 +15,7 @@ from rsmq.consumer.consumer import Consumer
 from rsmq.handler.middleware import Call, Wrapping
 from rsmq.model.call_counts import BOUNDS, SHORT
 from rsmq.model.clock import monotonic
-from rsmq.model.words import installed
+from rsmq.model.own_process import own_version
 from rsmq.telemetry import metric
 from rsmq.telemetry.metric import Histogram, Metric, Sample
 
@@ -42,7 +42,7 @@ class WorkerMetrics:
         worker, producer, cancelled = self._broker.worker, producer_of(self._broker), Counter(self._broker.cancelled)
         yield Sample(metric.SERVING, (), worker is not None and worker.is_serving)
         if worker is not None:
-            yield Sample(metric.INFO, (worker.member, installed("rsmq")), 1)
+            yield Sample(metric.INFO, (worker.member, own_version()), 1)
             if worker.heartbeat is not None:
                 yield Sample(metric.HEARTBEAT_AGE, (), monotonic() - worker.heartbeat.last_confirmed)
             for consumer in tuple(worker.consumers):

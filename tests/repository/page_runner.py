@@ -25,7 +25,7 @@ class Absent(importlib.abc.MetaPathFinder):
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._homes = {name: {normal(each) for each in homes} for name, homes in packages_distributions().items()}
-        self._allowed = {normal(each) for each in allowed} | {"rsmq"}
+        self._allowed = {normal(each) for each in allowed}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

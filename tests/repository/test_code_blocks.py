@@ -25,6 +25,7 @@ from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
 
 from rsmq import Settings
+from rsmq.model.extension import OWN
 from rsmq.model.words import duration
 from tests.repository.page_runner import normal
 
@@ -58,7 +59,7 @@ def closure(wanted: Iterable[Requirement]) -> set[str]:
         if name in found and extras <= found[name]:
             continue
         found[name] = found.get(name, set()) | extras
-        if name == "rsmq":
+        if name == normal(OWN):
             open_ += requirements(frozenset(extras))
             continue
         try:
@@ -74,11 +75,11 @@ def closure(wanted: Iterable[Requirement]) -> set[str]:
 
 def installed_by(page: Path) -> set[str]:
     """The distributions that the commands on a page install, and those of rsmq without an extra."""
-    wanted = [Requirement("rsmq")]
+    wanted = [Requirement(OWN)]
     for line in INSTALLS.findall(page.read_text()):
         for word in shlex.split(line, comments=True):
             if not word.startswith("-"):
-                wanted.append(Requirement(re.sub(r"^\.\.?/|^/.*/", "", word)))
+                wanted.append(Requirement(re.sub(r"^(?:\.\.?|/.*)/rsmq", OWN, word)))
     return closure(wanted)
 
 
@@ -146,13 +147,13 @@ def test_a_page_names_the_packages_that_its_blocks_import(path: Path) -> None:
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             for name in names:
-                own = {normal(each) for each in homes.get(name.partition(".")[0], ())} - {"rsmq"}
+                own = {normal(each) for each in homes.get(name.partition(".")[0], ())} - {normal(OWN)}
                 assert not own or own & allowed, f"{path.name} imports {name}: say `pip install` of {own}"
 
 
 def test_extras_are_followed_to_what_they_install() -> None:
     """Through the extras of rsmq and those of other packages, and not into those that nothing asks for."""
-    plain, sql = closure([Requirement("rsmq")]), closure([Requirement("rsmq[sql]")])
+    plain, sql = closure([Requirement(OWN)]), closure([Requirement(f"{OWN}[sql]")])
     assert {"redis", "anyio", "mmh3"} <= plain
     assert sql - plain >= {"sqlalchemy", "greenlet"}
     assert not {"sqlalchemy", "fast-depends", "pyspark", "pytest"} & plain

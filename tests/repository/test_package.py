@@ -131,3 +131,21 @@ def test_a_spark_executor_loads_only_the_redis_layer() -> None:
     assert all(find_spec(module) for module in unneeded), "a folder that has moved"
     assert {name for name in loaded if name.startswith(unneeded)} == set()
     assert {name for name in loaded if name.split(".")[0] in FOREIGN} == set()
+
+
+@pytest.mark.parametrize(
+    ("package", "line", "said"),
+    [
+        ("sqlalchemy", "from rsmq.sql import Outbox", "rsmq.sql needs sqlalchemy, {}'rsmq[sql]'"),
+        ("starlette", "import rsmq.dashboard", "rsmq.dashboard needs starlette, {}'rsmq[dashboard]'"),
+        ("pyspark", "from rsmq.pipeline import open_session", "rsmq.pipeline needs pyspark, {}'rsmq[spark]'"),
+        ("pyarrow", "from rsmq.pipeline import find_archived", "rsmq.pipeline needs pyarrow, {}'rsmq[spark]'"),
+    ],
+)
+def test_a_part_without_its_extra_says_what_to_install(package: str, line: str, said: str) -> None:
+    """In the last line of the traceback; the error is that of any import that fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules[{package!r}] = None; {line}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {said.format('which is not installed: pip install ')}"
