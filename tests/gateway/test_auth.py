@@ -6,13 +6,16 @@ import base64
 import hashlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rsmq.errors import ConfigError
+from rsmq.gateway.connections import auth
 from rsmq.gateway.connections.auth import Gatekeeper, check_password, read_passwords
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
+from rsmq.gateway.protocol.packet import RefusedPacket
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.servers import Server
@@ -26,6 +29,11 @@ topic write out/+
 pattern readwrite own/%c/#
 pattern read user/%u
 """
+ARGON2ID = (
+    "$argon2id$v=19$m=47104,t=1,p=1$AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0"
+    "+Pw$iTIHQdb9h7b5mMKhIQqgh1QFu9OSg25IMqs+jEUEiufmIhuso+CYzJ7ZyK3XKuN1LFWAbLW67WBuWpmP78raGg"
+)
+"""Of `söcret`, by libargon2, with the costs and lengths of mosquitto_passwd 2.1."""
 
 
 def hashed(password: bytes, rounds: int = 101) -> str:
@@ -41,12 +49,42 @@ def test_passwords_of_mosquitto_are_checked(tmp_path: Path) -> None:
     assert not check_password(hashed(b""), b""), "of a client without a password, or with an empty one"
     old = base64.b64encode(hashlib.sha512(b"pw" + b"salt").digest()).decode()
     assert check_password(f"$6${base64.b64encode(b'salt').decode()}${old}", b"pw")
-    for broken in ("", "$7$", "$7$x$y$z", "$8$1$2$3", "plain", "$7$101$!!$!!"):
+    assert check_password(ARGON2ID, "söcret".encode())
+    assert not check_password(ARGON2ID, b"other")
+    assert not check_password(ARGON2ID, b"")
+    spoiled = (ARGON2ID[:-2], ARGON2ID.replace("v=19", "v=x"), ARGON2ID[:40], "$argon2id$")
+    for broken in ("", "$7$", "$7$x$y$z", "$8$1$2$3", "plain", "$7$101$!!$!!", *spoiled):
         assert not check_password(broken, b"")
     if (tool := shutil.which("mosquitto_passwd")) is not None:
         path = tmp_path / "passwords"
         subprocess.run([tool, "-b", "-c", str(path), "ada", "söcret"], check=True, capture_output=True)
         assert check_password(path.read_text().strip().partition(":")[2], "söcret".encode())
+
+
+async def test_an_unknown_user_is_compared_with_a_hash_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the answer takes as long as that to a known one: the hashes of Mosquitto 2.1 take ten times those of 2.0,
+    or a thousand times. And it is refused with that user's password, too."""
+    stored, compared = hashed(b"secret", 1000), list[str]()
+    (tmp_path / "passwords").write_text(f"ada:{stored}\n")
+    keeper = Gatekeeper(GatewayOptions(password_file=tmp_path / "passwords"))
+    monkeypatch.setattr(
+        auth, "check_password", lambda text, given: compared.append(text) or check_password(text, given)
+    )
+    with pytest.raises(RefusedPacket):
+        await keeper.admit("c", "bob", b"secret", None)
+    assert (await keeper.admit("c", "ada", b"secret", None)).user == "ada"
+    assert compared == [stored, stored]
+
+
+def test_a_password_file_with_argon2id_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused when it is read, and not at the first client."""
+    (tmp_path / "passwords").write_text(f"ada:{ARGON2ID}\n")
+    Gatekeeper(GatewayOptions(password_file=tmp_path / "passwords"))
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.kdf.argon2", None)
+    with pytest.raises(ConfigError, match=r"Argon2id need the extra mqtt: pip install -U 'rsmq\[mqtt\]'"):
+        Gatekeeper(GatewayOptions(password_file=tmp_path / "passwords"))
 
 
 def test_rules_of_an_acl_file_decide(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import logging
 import ssl
 import traceback
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from inspect import isawaitable, iscoroutine
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -34,15 +35,18 @@ CHECKS_AT_ONCE: Final = 4
 MOST_REMEMBERED: Final = 1_000
 TOKEN: Final = b"eyJ"
 """How a JSON Web Token begins."""
+ARGON2ID: Final = "$argon2id$"
 DUMMY: Final = "$7$101$AAAAAAAAAAAAAAAA$" + base64.b64encode(bytes(64)).decode()
-"""What the password of an unknown user is compared with, so that the answer takes as long."""
+"""What the password of an unknown user is compared with where the file has none."""
 
 
 def check_password(stored: str, password: bytes) -> bool:
-    """Whether a password has this hash of `mosquitto_passwd`: $7$ is PBKDF2-SHA512, $6$ is SHA512.
+    """Whether a password has this hash of `mosquitto_passwd`: $argon2id$ as it says, $7$ is PBKDF2-SHA512, $6$ SHA512.
 
     An empty password is never right: a client without any would be let in by its hash.
     """
+    if stored.startswith(ARGON2ID):
+        return has_argon2id(stored, password) and password != b""
     try:
         _, kind, *rest = stored.split("$")
         if kind == "7":
@@ -58,6 +62,23 @@ def check_password(stored: str, password: bytes) -> bool:
     return hmac.compare_digest(found, wanted) and password != b""
 
 
+def has_argon2id(stored: str, password: bytes) -> bool:
+    """Whether a password has this hash, as Mosquitto 2.1 writes it where it is built with Argon2."""
+    try:
+        argon2id()(password, stored)
+    except (ValueError, import_module("cryptography.exceptions").InvalidKey):
+        return False
+    return True
+
+
+def argon2id() -> Any:
+    """The function that compares a password with such a hash. Raises ConfigError where it is not installed."""
+    try:
+        return import_module("cryptography.hazmat.primitives.kdf.argon2").Argon2id.verify_phc_encoded
+    except (ImportError, AttributeError):
+        raise ConfigError("passwords of Argon2id need the extra mqtt: pip install -U 'rsmq[mqtt]'") from None
+
+
 def read_passwords(path: Path) -> dict[str, str]:
     """The users of a password file and their hashes. Raises ConfigError for a line that is neither."""
     users = dict[str, str]()
@@ -65,10 +86,10 @@ def read_passwords(path: Path) -> dict[str, str]:
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, stored = line.strip().partition(":")
-        if not name or not colon or not stored.startswith(("$6$", "$7$")):
-            raise ConfigError(
-                f"{path}:{number} is no user with a hash ($7$ or $6$): make it with mosquitto_passwd -H sha512-pbkdf2"
-            )
+        if not name or not colon or not stored.startswith(("$6$", "$7$", ARGON2ID)):
+            raise ConfigError(f"{path}:{number} is no user with a hash ($argon2id$, $7$ or $6$) of mosquitto_passwd")
+        if stored.startswith(ARGON2ID):
+            argon2id()
         users[name] = stored
     return users
 
@@ -243,11 +264,10 @@ class Gatekeeper:
         return self._options.anonymous and not self.proves_names
 
     async def _is_password_of(self, user: str, password: bytes | None) -> bool:
-        """Whether a password is right. A wrong one takes as long as an unknown user."""
+        """Whether a password is right. A wrong one takes as long as an unknown user, who has a hash of the file."""
         stored = self._users.get(user)
-        is_right = await anyio.to_thread.run_sync(
-            check_password, stored or DUMMY, password or b"", limiter=self._checks
-        )
+        compared = stored or next(iter(self._users.values()), DUMMY)
+        is_right = await anyio.to_thread.run_sync(check_password, compared, password or b"", limiter=self._checks)
         return is_right and stored is not None
 
     def allows(self, client: str, user: str | None, access: Access, topic: str) -> bool:
