@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from asyncio import to_thread
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from rsmq.handler.retry import Reject, Retry
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Settings
-from rsmq.pipeline.report.data import InboxBacklog, ReportData, TrafficHistory, jain, percentile
+from rsmq.pipeline.report.data import InboxBacklog, PartitionCounts, ReportData, TrafficHistory, jain, percentile
 from rsmq.pipeline.report.page import page, write_page
 from rsmq.pipeline.report.report import ReportOptions, collect
 from tests.contract.witness import settled
@@ -111,6 +112,13 @@ async def is_parked(broker: Broker, ref: MessageRef) -> bool:
     """Whether a message waits for a retry."""
     found = (await broker.look(ref)).group("billing")
     return found is not None and found.state == "waiting_for_retry"
+
+
+def test_report_shows_the_partitions_of_a_topic_that_was_resized_on_a_cluster() -> None:
+    """Their numbers are far apart. Before, the picture had a column for each number between them."""
+    counts = PartitionCounts.of("orders", {0: 4, 2: 4, 1_148_211: 2})
+    assert (counts.numbers, counts.messages) == ((0, 1, 2, 1_148_211), (4, 0, 4, 2))
+    assert "1148211" in page(report_of(history=replace(NOTHING, spreads=(counts,))))
 
 
 def test_report_counts_the_archive_within_a_window(vault: Vault) -> None:

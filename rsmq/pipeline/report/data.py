@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from rsmq.errors import ConfigError
+from rsmq.model.partition import MOST_PARTITIONS
 
 HOT_KEYS: Final = 10
 """Of each topic."""
@@ -76,10 +77,20 @@ class HotKey:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCounts:
-    """The messages of a topic by partition."""
+    """The messages of a topic by partition: those of `numbers`, in their order."""
 
     topic: str
+    numbers: tuple[int, ...]
     messages: tuple[int, ...]
+
+    @classmethod
+    def of(cls, topic: str, found: Mapping[int, int]) -> PartitionCounts:
+        """From those that have messages. An empty partition counts, too, up to the highest of these; but on a cluster
+        the partitions of a resized topic have numbers of up to millions, with none between them."""
+        low = [number for number in found if number < MOST_PARTITIONS]
+        high = sorted(number for number in found if number >= MOST_PARTITIONS)
+        numbers = (*range(max(low, default=-1) + 1), *high)
+        return cls(topic, numbers, tuple(found.get(number, 0) for number in numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +183,11 @@ class ReportData:
 
 
 def partition_counts(rows: Iterable[tuple[str, int, int]]) -> tuple[PartitionCounts, ...]:
-    """Messages by partition, of rows with topic, partition and number. An empty partition counts, up to the highest one
-    with messages."""
+    """Messages by partition, of rows with topic, partition and number."""
     counts: dict[str, dict[int, int]] = {}
     for topic, partition, number in rows:
         counts.setdefault(topic, {})[partition] = number
-    return tuple(
-        PartitionCounts(topic, tuple(found.get(number, 0) for number in range(max(found) + 1)))
-        for topic, found in sorted(counts.items())
-    )
+    return tuple(PartitionCounts.of(topic, found) for topic, found in sorted(counts.items()))
 
 
 def jain(loads: Sequence[float]) -> float:

@@ -189,7 +189,7 @@ def keys(history: TrafficHistory) -> str:
         parts.append(f'<p class="about">{escape(topic)}, the most frequent keys</p>')
         parts.append(bars(f"keys-{topic}", labels, [each.messages for each in found], "messages"))
     for spread in history.spreads:
-        labels = [str(number) for number in range(len(spread.messages))]
+        labels = [str(number) for number in spread.numbers]
         parts.append(f'<p class="about">{escape(spread.topic)} by partition: Jain {jain(spread.messages):.3f}</p>')
         parts.append(columns(f"spread-{spread.topic}", labels, spread.messages, "messages"))
     return f"<h2>Hot keys and partitions</h2>{''.join(parts)}"

@@ -68,7 +68,7 @@ class LiveState:
     def __init__(self, settings: Settings, published: Sequence[PartitionCounts]) -> None:
         self._settings = settings
         self._keys = Keys(settings.prefix, database_of(settings.url))
-        self._published = {counts.topic: counts.messages for counts in published}
+        self._published = {each.topic: dict(zip(each.numbers, each.messages, strict=True)) for each in published}
         self.groups: list[GroupReport] = []
         self.deaths: list[DeadLetterCause] = []
         self.backlog: InboxBacklog | None = None
@@ -88,9 +88,9 @@ class LiveState:
             await self._read_devices(client)
 
     def _group(self, group: GroupState, members: Sequence[MemberState]) -> GroupReport:
-        counts = self._published.get(group.topic, ())
+        counts = self._published.get(group.topic, {})
         loads = [
-            MemberLoad(member.id, len(member.partitions), sum(counts[n] for n in member.partitions if n < len(counts)))
+            MemberLoad(member.id, len(member.partitions), sum(counts.get(number, 0) for number in member.partitions))
             for member in members
             if (member.topic, member.group) == (group.topic, group.name) and member.heard_ago is not None
         ]
