@@ -44,12 +44,11 @@ def title_of(path: str) -> str:
 
 
 def about(path: str) -> str:
-    """The first sentence of a page, without links; its heading where the page begins with code or a list."""
+    """The first sentence of a page, without links; its heading where the page begins with code, a table or a list."""
     prose = re.split(r"\n\s*\n", (DOCS / path).read_text(encoding="utf-8"))[1]
-    if prose.startswith("```") or prose.endswith(":"):
-        return title_of(path)
     plain = re.sub(r"\[([^]]*)\](?:\([^)]*\)|\[[^]]*\])", r"\1", " ".join(prose.split())).replace("**", "")
-    return re.split(r"(?<=[.:?!])\s", plain, maxsplit=1)[0].rstrip(":.")
+    sentence = re.split(r"(?<=[.?!])\s", plain, maxsplit=1)[0]
+    return title_of(path) if prose.startswith(("```", "|")) or sentence.endswith(":") else sentence.rstrip(".")
 
 
 def llms() -> str:
