@@ -99,4 +99,10 @@ def _stored(name: str | None) -> str:
         return EVERYTHING
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{name!r} is no name: give text, such as 'twilio', or None for all messages")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"name {name!r} is not valid Unicode: it has a lone surrogate. Give it as broker.holds shows it"
+        ) from None
     return bounded_name(name)
