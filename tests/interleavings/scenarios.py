@@ -339,14 +339,16 @@ WEAKENINGS: Final = (
     Weakening("put_aside", "leaves what has not started counted", IDS_ONLY, "'RETRYCOUNT', 0", "'RETRYCOUNT', 1"),
     Weakening("put_aside", "drops what was deleted", IDS_DELETION, "if pending < before then", "if false then"),
     Weakening("put_aside", "buries what it has buried", IDS_DELETION_LOST, "if pending < before then", "if true then"),
-    Weakening("read_again", "buries what it has buried", IDS_DELETION_LOST, "if row then bury", "if true then bury"),
     Weakening(
-        "read_again", "drops what is not pending", IDS_UNCONSUMED, "if not row and order(id) > delivered then",
+        "read_again", "buries what it has buried", IDS_DELETION_LOST, "'LOST' and row then", "'LOST' then"
+    ),
+    Weakening(
+        "read_again", "drops what is not pending", IDS_UNCONSUMED, "if not row and order(id) > newest then",
         "if not row then",
     ),
     Weakening(
         "read_again", "makes pending what was not delivered", IDS_FAILOVER,
-        "if not row and order(id) > delivered then", "if false then",
+        "if not row and order(id) > newest then", "if false then",
     ),
     Weakening("read_again", "does not count the start", IDS_CRASH, "== '1' and 1 or", "== '1' and 0 or"),
     Weakening("read_again", "counts 1 whatever was there", ONE_NAME_PAUSES, "or row and row[4] or 1", "or 1"),
