@@ -159,6 +159,9 @@ class LeftLetter(NamedTuple):
     position: bytes
     envelope: bytes
 
+    def __repr__(self) -> str:
+        return f"<LeftLetter {self.seq}>"
+
 
 Placed = dict[tuple[str, str, bytes], LeftLetter]
 """By member, source and letter: what the member that has left has of it."""
