@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from rsmq.errors import ConfigError
+from rsmq.persistence.inbox_cursor import LARGEST_WINDOW
 
 NameOf = Literal["cn", "san"]
 
@@ -79,7 +80,7 @@ class GatewayOptions:
     )
     receive_maximum: int = option(20, "Messages of a client that are not acknowledged at a time.", highest=TWO_BYTES)
     window: int = option(
-        100, "Messages to a client that are not acknowledged at a time; it may ask for fewer.", highest=TWO_BYTES
+        100, "Messages to a client that are not acknowledged at a time; it may ask for fewer.", highest=LARGEST_WINDOW
     )
     topic_aliases: int = option(
         16, "Topic aliases in each direction of a connection; 0 is none.", lowest=0, highest=TWO_BYTES

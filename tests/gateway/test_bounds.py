@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from rsmq import Broker
+from rsmq import Broker, ConfigError
 from rsmq.gateway import Gateway
 from rsmq.gateway.connections import ingest
 from rsmq.gateway.connections.auth import Gatekeeper
@@ -190,3 +190,10 @@ async def test_connections_without_a_connect_have_a_limit(server: Server, fleet_
         assert "refused" in gateway.log()
         for each in (*connected, *waiting, one):
             each.abort()
+
+
+def test_a_window_is_at_most_what_a_session_can_have() -> None:
+    """A larger one was taken, and each client that asked for as much was then refused."""
+    assert GatewayOptions(window=32_767).window == 32_767
+    with pytest.raises(ConfigError, match="window is 32768: use a number from 1 to 32767"):
+        GatewayOptions(window=32_768)
