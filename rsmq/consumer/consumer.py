@@ -522,8 +522,8 @@ class Consumer:
         """Whether nothing goes on until the rate of a permit opens: all handlers that run wait for one, and no other
         message can start beside them."""
         running, group = self.running, self.queue.group_limit
-        if self._permits is None or not self._permits.wait_for_a_time(running):
-            return False
+        if self._permits is None or not self._permits.wait_for_a_time(running) or self._runner.begun != running:
+            return False  # where more have begun, a redelivered one is just about to run, or one to be settled
         is_full = running >= self.handler.concurrency or (group is not None and group.is_full)
         return is_full or not self.queue.waits_for_a_call
 

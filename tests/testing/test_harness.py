@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import anyio
 import pytest
 from pydantic import BaseModel
 from tenacity import wait_fixed
@@ -26,6 +27,8 @@ from rsmq import (
     Settings,
 )
 from rsmq.broker.broker import pointed_at
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.waiting.lane import Lane
 from rsmq.testing import Harness, HarnessFixture
 from tests.patience import until
 
@@ -340,6 +343,38 @@ async def test_advance_moves_permits(harness: Callable[..., Harness], limits: An
         assert sorted(done) == sorted([*map(str, range(12)), "retry", "delayed"])
         if options.get("ordering") != "none":
             assert [each for each in done if each in ("0", "6")] == ["0", "6"]
+
+
+async def test_retry_that_is_about_to_run_beside_waiting_permits_is_work(
+    harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has taken it for started, and its handler does not run yet: that was taken for idle."""
+    broker, done, start = Broker(), list[str](), Runner.start
+
+    async def slow_start(runner: Runner, message: Message, lane: Lane) -> bool:
+        is_ours = await start(runner, message, lane)
+        await anyio.sleep(0.2)
+        return is_ours
+
+    monkeypatch.setattr(Runner, "start", slow_start)
+    permits = {"twilio": Rate(1, per="1m")}
+
+    @broker.handler("t", group="g", permits=permits, retry=RetryPolicy(2, wait_fixed(10)), ordering="none")
+    async def handle(x: str, message: Message) -> None:
+        if x == "retry" and message.attempt == 1:
+            raise ValueError(x)
+        if x != "retry":
+            async with message.permit("twilio"):
+                pass
+        done.append(x)
+
+    async with harness(broker, patience="5s") as test:
+        await test.publish_and_handle("t", "retry")
+        await broker.publish_many("t", ["first", "second"])
+        await test.handle()
+        assert done == ["first"]
+        await test.advance("20s")
+        assert done == ["first", "retry"]
 
 
 async def test_advance_moves_quiet_hours(harness: Callable[..., Harness]) -> None:

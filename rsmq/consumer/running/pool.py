@@ -111,6 +111,12 @@ class Pool(ABC):
         """How many messages of a lane have started and are not concluded: a handover waits for them."""
         return self._running.get(lane, 0)
 
+    @property
+    def begun(self) -> int:
+        """How many messages of all lanes have started and are not concluded, with those whose start the server is
+        being told."""
+        return sum(self._running.values())
+
     def forget_running(self, lane: Lane) -> None:
         """The pool has ended: what ran there is not waited for."""
         self._running.pop(lane, None)
