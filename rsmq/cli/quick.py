@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rsmq.cli import index
-from rsmq.model.extension import OWN, extensions
+from rsmq.model.distribution import OWN
+from rsmq.model.extension import extensions
 from rsmq.model.words import installed
 
 ROOT_OPTIONS: Final = {

@@ -9,7 +9,7 @@ them, `history.py` keeps a sample a minute, `waiting.py` reads what waits for a 
 server of `rsmq dashboard`.
 """
 
-from rsmq.model.extension import missing
+from rsmq.model.distribution import missing
 
 try:
     from rsmq.dashboard.access import Rules

@@ -7,23 +7,12 @@ a group reads metadata, and runs no code of theirs; only what is used is loaded.
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from rsmq.errors import ConfigError
+from rsmq.model.distribution import OWN
 
 Group = Literal["rsmq.commands", "rsmq.doctor_rules", "rsmq.dashboard_pages"]
-OWN: Final = "rsmq"
-"""The distribution, as it is installed: `python -m tests.release.rename` gives it another name."""
-
-
-def missing(error: ModuleNotFoundError, needer: str, extra: str) -> ModuleNotFoundError:
-    """The error with what to install, where a package of an extra of rsmq is not there; any other one as it is."""
-    name = (error.name or "").partition(".")[0]
-    if name in ("", "rsmq"):
-        return error
-    return ModuleNotFoundError(
-        f"{needer} needs {name}, which is not installed: pip install '{OWN}[{extra}]'", name=error.name
-    )
 
 
 class Extension:

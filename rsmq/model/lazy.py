@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from rsmq.model.extension import missing
+from rsmq.model.distribution import missing
 
 
 def loading(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rsmq.model.clock import now_ms
-from rsmq.model.extension import OWN
+from rsmq.model.distribution import OWN
 from rsmq.model.words import installed
 
 STATM: Final = Path("/proc/self/statm")

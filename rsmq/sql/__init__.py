@@ -6,7 +6,7 @@ wakes the relay, and `status.py` counts what waits, and the keys that it needs. 
 `database.py` one way to async and plain engines.
 """
 
-from rsmq.model.extension import missing
+from rsmq.model.distribution import missing
 
 try:
     from rsmq.sql.database import Database

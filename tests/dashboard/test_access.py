@@ -67,7 +67,7 @@ def test_request_of_another_site_is_refused(visitor: httpx.Client) -> None:
     assert visitor.post("/do/purge", headers=foreign, data={"topic": "orders"}).status_code == 403
     assert visitor.get("/?live=1", headers=foreign).status_code == 403
     assert visitor.get("/", headers={"Host": "evil.example"}).status_code == 421
-    named = visitor.get("/", headers={"Host": "queue.example.com"})
+    named = visitor.get("/", headers={"Host": f"queue.example.com:{visitor.base_url.port}"})
     assert (named.status_code, named.headers["x-frame-options"]) == (200, "DENY")
     assert "default-src 'self'" in named.headers["content-security-policy"]
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-from rsmq.model.extension import OWN
+from rsmq.model.distribution import OWN
 from tests.forks import ROOT
 
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rsmq.model.extension import OWN
+from rsmq.model.distribution import OWN
 from tests.forks import ROOT
 
 NAME: Final = re.escape(OWN)

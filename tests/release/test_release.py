@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rsmq.model.extension import OWN
+from rsmq.model.distribution import OWN
 from tests.forks import ROOT
 from tests.release.build import Built, build, description, digest, refused, surplus
 from tests.release.install import PROJECT, SMOKE, extras, requirements
@@ -62,7 +62,7 @@ def test_a_new_name_of_the_distribution_changes_what_is_installed_and_no_import(
     assert renamed(f"`pip install --no-deps {OWN}`", "q") == "`pip install --no-deps q`"
     assert renamed("import rsmq; rsmq worker; rsmq_inbox", "q") == "import rsmq; rsmq worker; rsmq_inbox"
     found = {path.name for path, _ in changes("q")}
-    assert {"pyproject.toml", "errors.py", "extension.py", "pyproject.toml.txt"} <= found
+    assert {"pyproject.toml", "errors.py", "distribution.py", "pyproject.toml.txt"} <= found
 
 
 def test_a_release_under_another_name_knows_its_version_and_its_extras(tmp_path: Path) -> None:

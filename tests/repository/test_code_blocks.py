@@ -25,7 +25,7 @@ from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
 
 from rsmq import Settings
-from rsmq.model.extension import OWN
+from rsmq.model.distribution import OWN
 from rsmq.model.words import duration
 from tests.repository.page_runner import normal
 

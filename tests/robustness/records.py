@@ -105,6 +105,7 @@ NO_RECORDS: Final = {
     "trace": "a channel: nothing is stored",
     "batch_counts": "the keys `batch_state`, `batch_members` and `batch_due` together",
     "device": "the keys `inbox`, `session`, `expiry` and `wake` together",
+    "of_group": "the keys of a group in one partition, each of which stands here by itself",
     "scratch": "keys that the start-up check makes and removes within a call",
 }
 
