@@ -140,14 +140,19 @@ async def test_group_shows_bands_tenants_rates_and_what_runs(shop: Shop, web: ht
     await shop.fill()
     rows = ("urgent 2 0 0 0 – 0 1 ", r"normal 2 6 0 6 [\d.]+ m?s 0 0 ", r"acme \d 3 \d ", r"rate acme \d \S+-")
 
+    def listed(page: str) -> tuple[str, str]:
+        running, pending = (page.partition(f'id="{name}"')[2].partition("<h2>")[0] for name in ("running", "pending"))
+        return running, pending
+
     async def is_told() -> bool:
-        page = words(await shown(web, "/group/sms/sender"))
-        return all(re.search(row, page) for row in rows)
+        """Counts, and what a member works on, which it tells by itself."""
+        page = await shown(web, "/group/sms/sender")
+        counts = tuple(part.count("<tr id=") for part in listed(page))
+        return counts == (2, 6) and all(re.search(row, words(page)) for row in rows)
 
     await until(is_told, "the members have told it")
     page = await shown(web, "/group/sms/sender")
-    running, pending = (page.partition(f'id="{name}"')[2].partition("<h2>")[0] for name in ("running", "pending"))
-    assert (running.count("<tr id="), pending.count("<tr id=")) == (2, 6)
+    running, _ = listed(page)
     assert re.search(r'href="/message/sms/\d%2F\d+-\d+">\d/\d+-\d+</a>', running)
     overview = words(await shown(web, "/"))
     assert re.search(r"backlog 7 oldest [\d.]+ (m?s|min) in a second", overview), overview[:300]

@@ -250,7 +250,7 @@ def test_arrivals_are_spread_over_time() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("window", 0, "use a number from 1 to 65535"),
+        ("window", 0, "use a number from 1 to 32767"),
         ("window", "9", "use a number from"),
         ("most_levels", True, "use a number from"),
         ("most_bytes", -1, "use a number from 0"),
