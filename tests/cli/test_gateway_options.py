@@ -70,7 +70,7 @@ def test_a_gateway_refuses_options_and_wrong_values(cli: Cli, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("more", [(), ("--processes", "2"), ("--proxy", "10.0.0.0/8")])
-def test_an_address_where_nobody_can_listen_is_one_line(cli: Cli, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_a_gateway_that_cannot_listen_says_so_in_one_line(cli: Cli, tmp_path: Path, more: tuple[str, ...]) -> None:
     """As where another broker has the port: starting again would not mend it."""
     (tmp_path / "app.py").write_text("from rsmq import Broker\n\nbroker = Broker()\n")
     with socket.create_server(("127.0.0.1", 0)) as other:

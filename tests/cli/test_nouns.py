@@ -138,7 +138,7 @@ def test_publish_into_a_new_topic_says_so(cli: Cli) -> None:
 
 
 def test_publish_on_a_terminal_says_how_to_end_it(cli: Cli) -> None:
-    """Without a payload it waits for lines that somebody types."""
+    """Without a payload it reads lines from the terminal."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "rsmq", "publish", "orders"]
     with subprocess.Popen(

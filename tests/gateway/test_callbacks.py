@@ -93,7 +93,7 @@ async def test_a_will_whose_rights_cannot_be_found_out_ends_no_gateway(faulty: G
 
 
 async def test_a_callback_about_rights_that_is_async_is_refused() -> None:
-    """What it returns would be true whatever it says."""
+    """It returns a coroutine, which is true also where its answer would be no."""
     gateway = Gateway(Broker("redis://localhost:1"))
 
     async def may(_client: str, _user: str | None, _access: str, _topic: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
@@ -263,24 +264,27 @@ async def test_middleware_sees_an_error_that_a_handler_returns(settings: Setting
 STORY = list[str]()
 
 
-async def transaction() -> AsyncIterator[str]:
-    """A dependency that commits."""
+@contextmanager
+def in_story() -> Iterator[str]:
+    """A session, and a line about how its transaction has ended."""
     try:
         yield "session"
     except Exception as error:
         STORY.append(f"rolled back: {type(error).__name__}")
         raise
     STORY.append("committed")
+
+
+async def transaction() -> AsyncIterator[str]:
+    """A dependency that commits."""
+    with in_story() as session:
+        yield session
 
 
 def plain_transaction() -> Iterator[str]:
     """The same for plain functions."""
-    try:
-        yield "session"
-    except Exception as error:
-        STORY.append(f"rolled back: {type(error).__name__}")
-        raise
-    STORY.append("committed")
+    with in_story() as session:
+        yield session
 
 
 def both(session: Annotated[str, Depends(transaction)]) -> str:

@@ -113,8 +113,8 @@ class Pool(ABC):
 
     @property
     def begun(self) -> int:
-        """How many messages of all lanes have started and are not concluded, with those whose start the server is
-        being told."""
+        """How many messages of all lanes have started and are not concluded, with those whose start a task is
+        charging at the server."""
         return sum(self._running.values())
 
     def forget_running(self, lane: Lane) -> None:

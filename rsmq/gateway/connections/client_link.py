@@ -186,7 +186,7 @@ class ClientLink:
             await self._stuck
 
     def _go_on(self) -> None:
-        """Whatever waits for the client to read goes on."""
+        """End the wait of those who write to a client that does not read."""
         stuck, self._stuck = self._stuck, None
         if stuck is not None and not stuck.done():
             stuck.set_result(None)
