@@ -370,11 +370,11 @@ async def test_retry_that_is_about_to_run_beside_waiting_permits_is_work(
 
     async with harness(broker, patience="5s") as test:
         await test.publish_and_handle("t", "retry")
-        await broker.publish_many("t", ["first", "second"])
+        await broker.publish_many("t", ["one", "other"])
         await test.handle()
-        assert done == ["first"]
+        assert done in (["one"], ["other"])  # of two partitions: which comes first is not promised
         await test.advance("20s")
-        assert done == ["first", "retry"]
+        assert done[1:] == ["retry"]
 
 
 async def test_advance_moves_quiet_hours(harness: Callable[..., Harness]) -> None:
