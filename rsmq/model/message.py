@@ -32,7 +32,7 @@ from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
 from rsmq.model.headers import MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
 from rsmq.model.headers import write_headers as write_headers
-from rsmq.model.json import MOST_DIGITS, has_endless_number
+from rsmq.model.json import MOST_DIGITS, MOST_LEVELS, SHORTEST_DEEP, has_endless_number, is_too_deep
 from rsmq.model.kept_result import KEEP_RESULT, kept_ms
 from rsmq.model.layout import NORMAL
 from rsmq.model.log_names import name_in_log
@@ -631,8 +631,12 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
         where = nonfinite_decimal_in(payload)
         if where is not None:
             raise NotJson(where)
-    if len(data) > MOST_DIGITS and has_endless_number(data):
-        raise NotJson("", f"the payload has a number of more than {MOST_DIGITS} digits, which no reader takes")
+    if len(data) >= SHORTEST_DEEP:
+        if len(data) > MOST_DIGITS and has_endless_number(data):
+            raise NotJson("", f"the payload has a number of more than {MOST_DIGITS} digits, which no reader takes")
+        if is_too_deep(data):
+            problem = f"the payload has more than {MOST_LEVELS} levels, which no reader takes"
+            raise NotJson("", problem, "publish it flatter, or its deep part as text")
     if ASTERISK in data and b"*****" in data:
         where = import_module("rsmq.model.secret").secret_in(payload, data)
         if where is not None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ import anyio
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, BrokerError, Message, Reject, Retry, RetryPolicy
+from rsmq import Broker, BrokerError, Message, NotJson, Reject, Retry, RetryPolicy
 from tests.contract.witness import Witness, add, ask, dead, dies, lanes, letters_of, patient, settled
 from tests.patience import until
 
@@ -357,3 +358,52 @@ async def test_a_handler_that_swallows_its_cancellation_is_asked_again(broker: B
         await witness.sees(range(1, 5))
         assert await dies(broker, "t", "g", 1) == [("timeout", b'{"n":0}')]
     assert refusals == 3
+
+
+def nested(levels: int) -> Any:
+    """Objects and arrays within each other, in turn."""
+    value: Any = 1
+    for level in range(levels):
+        value = {"in": value} if level % 2 else [value]
+    return value
+
+
+async def test_depth_that_no_reader_takes_is_refused_wherever_a_payload_is_published(
+    broker: Broker, witness: Witness
+) -> None:
+    """200 levels are handled. One more was stored, and became a dead letter."""
+
+    @broker.handler("t", group="g", retry=QUICK)
+    async def handle(payload: Any, message: Message) -> None:
+        for publish in (message.publish, broker.publish):
+            with pytest.raises(NotJson, match="more than 200 levels"):
+                await publish("t", nested(201))
+        assert payload == nested(200)
+        witness.note("200 levels")
+
+    @broker.handler("steps", group="g", retry=QUICK)
+    async def keep(_: Any, message: Message) -> Any:
+        witness.note(message.attempt)
+        with pytest.raises(NotJson, match="more than 200 levels"):
+            async with message.step("one") as step:
+                step.result = nested(201)
+        return nested(201)
+
+    async with broker.running():
+        for refused in (
+            partial(broker.publish, "t"),
+            partial(broker.publish, "t", delay=timedelta(hours=1)),
+            partial(broker.publish, "t", message_id="one", unique="one"),
+            lambda payload: broker.publish_many("t", [payload]),
+            partial(broker.request, "t", timeout=timedelta(minutes=1)),
+            partial(broker.send, "device", topic="alerts"),
+            partial(broker.schedules.upsert, "often", timedelta(hours=1), "t"),
+        ):
+            with pytest.raises(NotJson, match="more than 200 levels"):
+                await refused(nested(201))
+        await broker.publish("t", nested(200))
+        await broker.publish("steps", 1, keep_result=timedelta(minutes=1))
+        await witness.sees(["200 levels", 1, 2, 3])
+        assert (await dies(broker, "steps", "g", 1)) == [("failed", b"1")]
+        await settled(broker, "t")
+        assert not await letters_of(broker, "t", "g")

@@ -41,7 +41,7 @@ from pydantic import (
     field_validator,
     model_serializer,
 )
-from pydantic_core import core_schema
+from pydantic_core import core_schema, from_json
 from typing_extensions import TypedDict
 
 from rsmq import Broker, ConfigError, NotJson, Router, Settings
@@ -550,10 +550,30 @@ def test_type_that_reads_what_it_writes_is_taken(kind: Any) -> None:
     assert refusal_of(kind) == ""
 
 
-def test_depth_that_no_reader_takes_is_refused_at_publish() -> None:
-    """A reader takes 200 levels."""
-    deep: Any = []
-    for _ in range(300):
-        deep = [deep]
-    with pytest.raises(NotJson):
-        encode_payload(deep)
+LEVELS: dict[str, Callable[[int, Any], Any]] = {
+    "arrays": lambda _, value: [value],
+    "objects": lambda _, value: {"in": value},
+    "both": lambda level, value: {"in": value} if level % 2 else [value],
+    "rows": lambda level, value: [{"n": level}] * 3 + [value],
+    "texts with brackets": lambda level, value: ["]" * (level % 3), value, "{" * (level % 5)],
+}
+
+
+@pytest.mark.parametrize("form", LEVELS)
+@pytest.mark.parametrize("levels", [199, 200, 201, 202, 250, 300])
+def test_depth_that_no_reader_takes_is_refused_at_publish(form: str, levels: int) -> None:
+    """A reader takes 200 levels. What it takes is not refused."""
+    deep: Any = {"n": 1}
+    for level in range(levels - 1):
+        deep = LEVELS[form](level, deep)
+    if levels <= 200:
+        assert from_json(encode_payload(deep)[0]) == deep
+    else:
+        with pytest.raises(NotJson):
+            encode_payload(deep)
+
+
+@pytest.mark.parametrize("payload", [[{"n": [n]} for n in range(1000)], ["{[" * 300] * 3, [[]] * 1000, "[" * 1000])
+def test_many_brackets_are_not_deep(payload: Any) -> None:
+    """A long list of objects, texts with brackets."""
+    assert encode_payload(payload)[0]

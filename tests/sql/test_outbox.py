@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -469,6 +470,7 @@ async def test_bad_use_says_what_to_write(engine: AsyncEngine, tmp_path: Any) ->
             ({"payload": "x" * 2_000_000}, TooLarge), ({"headers": {"a": 1}}, ConfigError),
             ({"delay": timedelta(-1)}, ConfigError), ({"delay": timedelta(1), "at": datetime.now(UTC)}, ConfigError),
             ({"dely": "1s"}, ConfigError), ({"delay": 5}, ConfigError),
+            ({"payload": reduce(lambda inner, _: [inner], range(201), 1)}, NotJson),
         ):  # fmt: skip
             options: dict[str, Any] = {"topic": "orders", "payload": 1, **wrong}
             with pytest.raises(error):
