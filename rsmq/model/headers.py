@@ -12,6 +12,9 @@ from rsmq.errors import ConfigError, Malformed
 
 LARGEST_HEADERS: Final = 32 << 10
 """Largest size of the headers as JSON. W3C baggage alone may have 8 KiB."""
+MOST_PUBLISHED: Final = 24 << 10
+"""What a publisher may use of it. The rest is for headers that are added on the way: a fallback says in up to 8 KiB
+where a message comes from and why."""
 MOST_REMEMBERED: Final = 512
 """Bytes of headers that `check_headers` may get: what it remembers is bounded."""
 ONLY_TEXT: Final = {str}
@@ -44,15 +47,15 @@ def require_text(headers: Mapping[str, str]) -> None:
         raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
 
 
-def write_headers(headers: Mapping[str, str]) -> bytes:
-    """Headers as a JSON object. Raises ConfigError when they are not Unicode, or larger than a reader accepts."""
+def write_headers(headers: Mapping[str, str], most: int = MOST_PUBLISHED) -> bytes:
+    """Headers as a JSON object. Raises ConfigError when they are not Unicode, or larger than `most`: what a publisher
+    may use, or for what was published before what a reader accepts."""
     try:
         raw = to_json(headers)
     except ValueError:
         raise ConfigError(f"headers={dict(headers)!r} are not valid Unicode: they have a lone surrogate") from None
-    if len(raw) > LARGEST_HEADERS:
+    if len(raw) > most:
         raise ConfigError(
-            f"the headers have {len(raw)} bytes as JSON: use at most {LARGEST_HEADERS}, and put large values into the "
-            f"payload"
+            f"the headers have {len(raw)} bytes as JSON: use at most {most}, and put large values into the payload"
         )
     return raw

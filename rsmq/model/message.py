@@ -29,7 +29,7 @@ from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.formats import ENCODERS, format_of, written_with_structs
 from rsmq.model.formats import JSON as JSON  # what most messages have
 from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
-from rsmq.model.headers import MOST_REMEMBERED, check_headers
+from rsmq.model.headers import MOST_PUBLISHED, MOST_REMEMBERED, check_headers
 from rsmq.model.headers import read_headers as read_headers  # a message has some
 from rsmq.model.headers import write_headers as write_headers
 from rsmq.model.json import MOST_DIGITS, MOST_LEVELS, SHORTEST_DEEP, has_endless_number, is_too_deep
@@ -651,6 +651,7 @@ def entry_fields(
     content_type: str = JSON,
     headers: Mapping[str, str] | None = None,
     extra: Sequence[bytes | str] = (),
+    most_headers: int = MOST_PUBLISHED,
 ) -> list[bytes | str]:
     """The flat field list of a stream entry, defaults left out, with `extra` at its end."""
     fields: list[bytes | str] = ["data", data, "id", message_id]
@@ -659,7 +660,7 @@ def entry_fields(
     if content_type != JSON:
         fields += ("type", content_type)
     if headers:
-        fields += ("h", write_headers(headers))
+        fields += ("h", write_headers(headers, most_headers))
     fields += extra
     return fields
 

@@ -354,7 +354,7 @@ def seal(
         front = b"%b%c%b" % (_counted("topic", topic), ENCODED_TYPE, pack_binding(binding))
     if not headers:
         return front + b"\0\0" + data
-    head = headers if isinstance(headers, bytes) else write_headers(headers)
+    head = headers if isinstance(headers, bytes) else write_headers(headers, LARGEST_HEADERS)
     if len(head) > LARGEST_HEADERS:
         raise ConfigError(f"the headers have {len(head)} bytes: use at most {LARGEST_HEADERS}")
     return b"".join((front, len(head).to_bytes(2, "big"), head, data))

@@ -22,6 +22,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.encoded_message import EncodedMessage
 from rsmq.model.encoding import NO_CODECS, Encoding
 from rsmq.model.expiry import OnExpiry, expiry_fields
+from rsmq.model.headers import LARGEST_HEADERS
 from rsmq.model.kept_result import result_fields
 from rsmq.model.keys import Keys
 from rsmq.model.layout import Block
@@ -454,7 +455,7 @@ class Producer:
             extra = (*extra, "batch", member.field)
         if self.encoding is not None:
             data, extra = self.encoding.extend(data, identity, key, kind, extra, folder)
-        fields = entry_fields(data, identity, key, kind, headers, extra)
+        fields = entry_fields(data, identity, key, kind, headers, extra, LARGEST_HEADERS)
         block = target.open_block(band) if band in target.layout.bands else target.normal
         partition = block.numbers[partition_for(identity if key is None else key, block.count)]
         body = await self._stored_body(folder)

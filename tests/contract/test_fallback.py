@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
 import pytest
+from pydantic_core import from_json, to_json
 from tenacity import wait_fixed
 
 from rsmq import (
@@ -26,7 +28,7 @@ from rsmq import (
 from rsmq.consumer.settling.settler import Settler
 from rsmq.model.message import MessageOrigin, becomes_dead
 from rsmq.redis.scripts import SETTLE_OUTPUTS
-from tests.contract.witness import PATIENCE, Witness, ask, dies, letters_of, settled
+from tests.contract.witness import PATIENCE, Witness, add, ask, dies, letters_of, settled
 from tests.patience import until
 
 TWICE = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
@@ -277,6 +279,57 @@ async def test_a_payload_is_made_anew_and_an_error_in_that_makes_a_dead_letter(b
         assert "has payloads of Sms, not str" in wrong.error
         (one,) = await stored(broker, "sms")
         assert (one.data, one.key) == (b'{"line":"ada: hello"}', "ada")
+
+
+@pytest.mark.parametrize("way", ["bytes", "payload", "batch"])
+async def test_headers_of_any_publisher_leave_room_for_those_of_a_fallback(broker: Broker, way: str) -> None:
+    """They are added to the largest headers that publish takes. Before, the message became a dead letter instead, and
+    no other channel had it."""
+    longest = "\x01" * 2000  # six bytes each, in JSON
+
+    if way == "batch":
+
+        @broker.handler("push", group="sender", batch=2, fallback="sms")
+        async def send_many(messages: list[Message]) -> list[Exception]:
+            return [Reject(longest) for _ in messages]
+    else:
+        fallback = Fallback("sms", payload=lambda message: message.payload) if way == "payload" else "sms"
+
+        @broker.handler("push", group="sender", fallback=fallback)
+        async def send(_: Any) -> None:
+            raise Reject(longest)
+
+    taken = 0
+    async with broker.running():
+        for size in (32 << 10, 24 << 10):
+            with suppress(ConfigError):
+                await broker.publish("push", 1, headers={"a": "x" * (size - 8)}, message_id="\N{GRINNING FACE}" * 256)
+                taken = taken or size
+        await settled(broker, "push")
+        assert not await letters_of(broker, "push", "sender")
+        (one,) = await stored(broker, "sms")
+        assert len(one.headers["a"]) == taken - 8
+        assert len(one.headers["fallback.error"]) == 1000
+
+
+async def test_headers_without_room_for_those_of_a_fallback_make_a_dead_letter_that_says_so(broker: Broker) -> None:
+    """Those of a client that uses all that a reader takes. A replay is possible, and nothing stands still."""
+
+    @broker.handler("push", group="sender", fallback="sms")
+    async def send(_: Any) -> None:
+        raise Reject("no device" * 200)
+
+    async with broker.running():
+        headers = to_json({"a": "x" * ((32 << 10) - 8)})
+        await add(broker, broker.keys.stream("push", 0), "data", "1", "h", headers)
+        await dies(broker, "push", "sender", 1)
+        await settled(broker, "push")
+        (letter,) = await letters_of(broker, "push", "sender")
+        assert letter.reason == "rejected"
+        assert letter.error.startswith("no device")
+        assert " (it could not go to the fallback topic 'sms': ConfigError: the headers have" in letter.error
+        assert len(letter.error) == 1000
+        assert letter.headers == from_json(headers)
 
 
 async def test_before_publish_completes_or_refuses_what_is_handed_on(broker: Broker) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rsmq import Broker, Message, Settings, TooLarge
 from rsmq.errors import ConfigError, Malformed, Oversized
+from rsmq.model.headers import MOST_PUBLISHED
 from rsmq.model.message import (
     LARGEST_HEADERS,
     LARGEST_PAYLOAD,
@@ -32,19 +33,23 @@ def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
 
 
 def test_the_limits_are_what_the_page_says() -> None:
-    """Payloads 256 KiB by default and 1 MiB at most, headers 32 KiB, a write 500 messages or about 4 MiB."""
-    assert (Settings().payload_limit, LARGEST_PAYLOAD, LARGEST_HEADERS) == (256 << 10, 1 << 20, 32 << 10)
+    """Payloads 256 KiB by default and 1 MiB at most, headers 24 and 32 KiB, a write 500 messages or about 4 MiB."""
+    assert (Settings().payload_limit, LARGEST_PAYLOAD) == (256 << 10, 1 << 20)
+    assert (MOST_PUBLISHED, LARGEST_HEADERS) == (24 << 10, 32 << 10)
     assert (MOST_MESSAGES, MOST_BYTES) == (500, 4 << 20)
     with pytest.raises(ConfigError, match="PAYLOAD_LIMIT"):
         Settings(payload_limit=(1 << 20) + 1)
 
 
 def test_headers_have_a_limit_on_both_ways() -> None:
-    """What a publisher may write a reader takes, and nothing more."""
-    largest = {"a": "x" * (LARGEST_HEADERS - 8)}
-    raw = write_headers(largest)
-    assert len(raw) == LARGEST_HEADERS
-    assert read_headers(raw) == largest
+    """A reader takes what a publisher may write, and what is added on the way, and nothing more."""
+    for most in (MOST_PUBLISHED, LARGEST_HEADERS):
+        largest = {"a": "x" * (most - 8)}
+        raw = write_headers(largest, most)
+        assert len(raw) == most
+        assert read_headers(raw) == largest
+    with pytest.raises(ConfigError, match="use at most 24576"):
+        write_headers({"a": "x" * (MOST_PUBLISHED - 7)})
     for headers in ({"a": "x" * LARGEST_HEADERS}, {"a": "\x01" * (LARGEST_HEADERS // 4)}):
         with pytest.raises(ConfigError, match="put large values into the payload"):
             write_headers(headers)

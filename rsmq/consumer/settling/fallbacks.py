@@ -10,7 +10,7 @@ from typing import Any, Final
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BodyUnavailable, BrokerUnavailable, WrongBody
-from rsmq.handler.failure import describe, text_of
+from rsmq.handler.failure import LONGEST_LINE, describe, text_of
 from rsmq.handler.fallback import REASONS, Fallback, fallback_headers, path_of
 from rsmq.handler.reader import PayloadReader
 from rsmq.handler.retry import Bury
@@ -23,6 +23,8 @@ log = logging.getLogger("rsmq.settle")
 
 MOST_RECORDS: Final = 10_000
 """Of messages that were handed on, for each partition and group: what `rsmq trace` knows of them."""
+LONGEST_NOTE: Final = 500
+"""Characters of why a message could not go on, in the error of its dead letter: half of it is left for the failure."""
 
 
 class Fallbacks:
@@ -59,8 +61,8 @@ class Fallbacks:
 
     @staticmethod
     def _refused(fallback: Fallback, decision: Bury, why: str) -> Bury:
-        error = text_of(f"{decision.error} (it could not go to the fallback topic {fallback.target!r}: {why})")
-        return replace(decision, error=error)
+        note = text_of(f" (it could not go to the fallback topic {fallback.target!r}: {why})")[:LONGEST_NOTE]
+        return replace(decision, error=f"{decision.error[: LONGEST_LINE - len(note)]}{note}")
 
     async def _output(
         self, message: Message, lane: Lane, fallback: Fallback, decision: Bury, attempts: int

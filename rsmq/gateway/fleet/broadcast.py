@@ -14,7 +14,7 @@ from rsmq.errors import BrokerError, CannotDecode, ConfigError, Malformed, TooLa
 from rsmq.gateway.fleet.message import Published, decoded, encoded, from_headers
 from rsmq.model.backoff import Backoff
 from rsmq.model.encoding import NO_CODECS, Binding, Encoding
-from rsmq.model.message import BYTES, read_headers, write_headers
+from rsmq.model.message import BYTES, LARGEST_HEADERS, read_headers, write_headers
 from rsmq.persistence.doorbell import NodeSubscription
 from rsmq.persistence.mqtt_clients import BROADCAST
 from rsmq.redis.client.connector import Client
@@ -76,7 +76,7 @@ class Broadcast:
         if chosen:
             found[SHARES] = to_json(chosen).decode()
         try:
-            headers = write_headers(found)
+            headers = write_headers(found, LARGEST_HEADERS)
         except ConfigError:  # a topic name or user properties that are larger than headers may be
             self._dropped()
             return

@@ -11,7 +11,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from rsmq.errors import ConfigError
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY
-from rsmq.model.message import KNOWN_FIELDS, write_headers
+from rsmq.model.message import KNOWN_FIELDS, LARGEST_HEADERS, write_headers
 from rsmq.model.packing import unpack_fields
 from rsmq.pipeline.format.columns import PACKED, UNIQUE, binary_array
 from rsmq.redis.scripts import Value
@@ -197,7 +197,7 @@ def header_fields(headers: Iterable[Any] | Mapping[str, Any]) -> list[Value]:
             if name.encode() in KNOWN_FIELDS:
                 raise ConfigError(f"the header {name!r} is not UTF-8, and its name is that of a field") from None
             binary[name.encode()] = value
-    fields: list[Value] = [b"h", write_headers(text)] if text else []
+    fields: list[Value] = [b"h", write_headers(text, LARGEST_HEADERS)] if text else []
     return fields + [part for pair in binary.items() for part in pair]
 
 
