@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from threading import Thread
@@ -26,9 +28,12 @@ from rsmq.cli.parameters import Url, example, options_of
 from rsmq.cli.serve import STDIN, python_rsmq
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
+from rsmq.gateway.options import split_listen
 from rsmq.telemetry.listener import Address
 from rsmq.worker.collector import tune_garbage_collector
 from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Supervisor
+
+log = logging.getLogger("rsmq.gateway")
 
 
 @options_of(GatewayOptions)
@@ -66,6 +71,7 @@ def gateway(
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
     if processes > 1 and not child:
         log_to_stderr(log_level, as_json=as_json)
+        warn_of_others(listen or ())
         command = [*python_rsmq(), *sys.argv[1:], "--child"]
         supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)), rereads=True)
         raise typer.Exit(anyio.run(supervisor.run))
@@ -85,6 +91,8 @@ def gateway(
             raise ConfigError(f"--route {each!r} names no topic: write FILTER=TOPIC, such as 'sensors/#=sensors'")
         topic, _, band = target.partition("@")
         found.route(pattern, topic=topic, band=band or None)
+    if not child:
+        warn_of_others(found.listen)
     address = None if metrics is None else Address.parse(metrics).of_slot(slot)
     try:
         with nullcontext() if address is None else serving(found, address):
@@ -93,6 +101,19 @@ def gateway(
         if child and exit_code(error) == CONFIG_ERROR:
             tell_parent(MISCONFIGURED)
         raise
+
+
+def warn_of_others(listen: Iterable[str]) -> None:
+    """Gateways of one user share their ports, so the system refuses no other deployment: its clients would come here,
+    and ours go there."""
+    for each in listen:
+        address = split_listen(each)
+        with contextlib.suppress(OSError):
+            socket.create_connection((address.host, address.port), timeout=1).close()
+            log.warning(
+                "another process listens on %s, too, and gets some of the clients: that is right for a gateway of the "
+                "same deployment; if it is another one, give one of them another port", each,
+            )  # fmt: skip
 
 
 async def serve(gateway: Gateway, is_child: bool) -> None:

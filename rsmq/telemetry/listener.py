@@ -161,6 +161,7 @@ class Listener(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    allow_reuse_port = False  # some versions of Python let two servers share a port, and a scrape would see either
     request_queue_size = BACKLOG
 
     def __init__(self, address: Address, routes: Mapping[str, Route], asked: Mapping[str, Route] | None = None) -> None:

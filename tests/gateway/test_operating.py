@@ -463,6 +463,33 @@ async def payloads(one: RawClient) -> list[bytes]:
     return found
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_a_gateway_warns_of_another_deployment_at_its_port(
+    server: Server, fleet_prefix: str, tmp_path: Path, processes: str
+) -> None:
+    """Both start, because gateways share ports, and each gets some of the other's clients. Before, neither said so."""
+    (tmp_path / "app.py").write_text("from rsmq import Broker\n\nbroker = Broker()\n")
+    address, logs = f"mqtt://127.0.0.1:{free_port()}", [tmp_path / "first", tmp_path / "second"]
+    started = list[subprocess.Popen[bytes]]()
+    try:
+        for log in logs:
+            environment = os.environ | {"RSMQ_URL": server.url, "RSMQ_PREFIX": f"{fleet_prefix}-{log.name}"}
+            command = ["gateway", "app:broker", "--anonymous", "--processes", processes]
+            with log.open("w") as writing:
+                started.append(subprocess.Popen(  # noqa: ASYNC220
+                    [sys.executable, "-m", "rsmq", *command, "--listen", address],
+                    cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, stderr=writing,
+                ))  # fmt: skip
+            ready = partial(lambda log: log.read_text().count(f" listens on {address}\n") == int(processes), log)
+            await asyncio.to_thread(wait_until, ready, "all listen")
+    finally:
+        for each in started:
+            each.terminate()
+    assert [await asyncio.to_thread(each.wait, 30) for each in started] == [0, 0]
+    said = f"another process listens on {address}, too, and gets some of the clients"
+    assert [log.read_text().count(said) for log in logs] == [0, 1]
+
+
 async def test_processes_share_a_port_and_one_that_dies_is_replaced(
     server: Server, fleet_prefix: str, name: str, tmp_path: Path
 ) -> None:

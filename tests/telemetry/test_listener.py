@@ -9,9 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from http.server import HTTPServer
 
 import pytest
 
+from rsmq import ConfigError
 from rsmq.telemetry import listener as module
 from rsmq.telemetry.listener import MOST_CONNECTIONS, Address, Listener
 from tests.servers import wait_until
@@ -173,3 +175,14 @@ def test_probe_is_answered_when_all_descriptors_are_in_use() -> None:
         finally:
             clients.close()
             process.communicate(timeout=20)
+
+
+def test_two_servers_do_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions of Python let all servers of HTTP do that: a scrape would see the one or the other."""
+    monkeypatch.setattr(HTTPServer, "allow_reuse_port", True, raising=False)
+    first = Listener(Address("127.0.0.1", 0), {})
+    try:
+        with pytest.raises(ConfigError, match=r"cannot listen at .*: Address already in use"):
+            Listener(first.address, {}).close()
+    finally:
+        first.close()
