@@ -34,6 +34,11 @@ async def completed(result: Any) -> Any:
     return None
 
 
+def errors_in(result: Any) -> int:
+    """How many messages of a batch have failed, by what its handler has returned."""
+    return sum(isinstance(each, BaseException) for each in result) if isinstance(result, list | tuple) else 0
+
+
 def is_unfinished(result: Any) -> bool:
     """Whether `completed` would await, raise or refuse it."""
     kind = type(result)

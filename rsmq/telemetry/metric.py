@@ -128,7 +128,7 @@ LONGEST = Metric("rsmq_handler_longest_seconds", "gauge", GROUP, "How long the o
 SECONDS = Metric(
     "rsmq_handler_seconds", "histogram", (*GROUP, "handler"), "Duration of handler calls; a batch is one call."
 )
-FAILED = Metric("rsmq_handler_failures_total", "counter", (*GROUP, "handler"), "Handler calls that raised.")
+FAILED = Metric("rsmq_handler_failures_total", "counter", (*GROUP, "handler"), "Handler calls that failed.")
 READ_AGE = Metric(
     "rsmq_read_age_seconds", "gauge", GROUP, "Time since the last read without an error, of the slowest read loop."
 )

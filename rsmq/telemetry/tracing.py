@@ -16,6 +16,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
 from rsmq.handler.middleware import Call, Payloads, Wrapping
 from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Retry
+from rsmq.handler.returned import completed, errors_in
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
@@ -94,6 +95,13 @@ def note_error(span: Span, error: BaseException) -> None:
         span.set_status(StatusCode.ERROR, describe(error))
 
 
+def note_failed(span: Span, outcomes: Sequence[Any], failed: int) -> None:
+    """Say how many messages of a batch have failed. The call has failed if all have: the first error stands for it."""
+    span.set_attribute("rsmq.batch.failed_count", failed)
+    if failed == len(outcomes):
+        note_error(span, outcomes[0])
+
+
 class TracedHandling(Wrapping):
     """The middleware: a span around every handler call.
 
@@ -161,7 +169,12 @@ class TracedHandling(Wrapping):
     async def _within(self, scope: Context, span: Span | None, work: Any, call_next: Call) -> Any:
         token = context.attach(scope)
         try:
-            return await call_next(work)
+            result = await call_next(work)
+            if result is not None:
+                result = await completed(result)  # an error that is returned fails the call, too
+                if span is not None and (failed := errors_in(result)):
+                    note_failed(span, result, failed)
+            return result
         except BaseException as error:
             if span is not None:
                 note_error(span, error)

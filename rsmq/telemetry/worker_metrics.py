@@ -13,6 +13,7 @@ from rsmq.broker import Broker
 from rsmq.broker.broker import producer_of
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.middleware import Call, Wrapping
+from rsmq.handler.returned import completed, errors_in
 from rsmq.model.call_counts import BOUNDS, SHORT
 from rsmq.model.clock import monotonic
 from rsmq.model.own_process import own_version
@@ -129,7 +130,12 @@ class HandlerDuration(Wrapping):
         async def timed(work: Any) -> Any:
             started = perf_counter()
             try:
-                return await call_next(work)
+                result = await call_next(work)
+                if result is not None:
+                    result = await completed(result)  # an error that is returned fails the call, too
+                    if (failed := errors_in(result)) and failed == len(result):
+                        self._failures[key] += 1
+                return result
             except BaseException as error:
                 if not isinstance(error, CancelledError):
                     self._failures[key] += 1

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -173,3 +174,34 @@ async def test_endpoint_serves_handlers_that_are_registered_after_it(settings: S
     assert series[f"rsmq_handler_seconds_count{{{labels}}}"] == 20
     assert series[f"rsmq_handler_failures_total{{{labels}}}"] == 1
     assert series["rsmq_handler_seconds_count{group=batch,handler=in_batch,topic=orders}"] > 0
+
+
+async def test_calls_that_return_their_error_have_failed(settings: Settings) -> None:
+    """As those that raise. A batch has failed if each of its messages has. Before, none of them counted."""
+    broker = Broker(replace(settings, preflight="warn"))
+    once = RetryPolicy(max_attempts=1)
+
+    @broker.handler("orders", group="one", retry=once)
+    async def bill(n: int) -> Any:
+        return ValueError("zero") if n == 0 else None
+
+    @broker.handler("orders", group="many", retry=once, batch=2, linger="1min")
+    async def some(orders: list[int]) -> list[Any]:
+        return [ValueError("zero") if n == 0 else None for n in orders]
+
+    @broker.handler("orders", group="all", retry=once, batch=2, linger="1min")
+    async def each(orders: list[int]) -> list[Any]:
+        return [ValueError("no") for _ in orders]
+
+    endpoint = Endpoint(broker, "127.0.0.1:0")
+    async with broker.running(), endpoint.serving():
+        await broker.publish_many("orders", [0, 1], key=lambda _: "k")
+        await dies(broker, "orders", "all", 2)
+        await settled(broker, "orders")
+        assert endpoint.address is not None
+        series = await anyio.to_thread.run_sync(EndpointClient(endpoint.address.port).series)
+    failures = {
+        group: series[f"rsmq_handler_failures_total{{group={group},handler={name},topic=orders}}"]
+        for group, name in (("one", "bill"), ("many", "some"), ("all", "each"))
+    }
+    assert failures == {"one": 1, "many": 0, "all": 1}

@@ -124,6 +124,51 @@ async def test_each_attempt_has_its_own_span(make: Callable[[Traces], Broker], t
     assert (asked.status.status_code, (asked.attributes or {})["rsmq.outcome"]) == (StatusCode.UNSET, "retry")
 
 
+async def test_span_of_a_handler_that_returns_its_error_is_an_error(
+    make: Callable[[Traces], Broker], traces: Traces
+) -> None:
+    """As if it had raised it: it is the failure of an attempt either way. Before, the span was a success."""
+    broker = make(traces)
+
+    @broker.handler("fails", group="g", retry=AGAIN)
+    async def fail(payload: str, message: Message) -> Any:
+        return ValueError(payload) if message.attempt == 1 else None
+
+    @broker.handler("asks", group="g", retry=AGAIN)
+    async def ask(message: Message) -> Any:
+        return Retry("later") if message.attempt == 1 else None
+
+    async with broker.running():
+        await broker.publish("fails", "no")
+        await broker.publish("asks", {})
+        failed, well = await traces.expect("process fails", 2)
+        asked, _ = await traces.expect("process asks", 2)
+    assert (failed.attributes or {})["error.type"] == "ValueError"
+    assert failed.status.description == "ValueError: no"
+    assert (failed.status.status_code, well.status.status_code) == (StatusCode.ERROR, StatusCode.UNSET)
+    assert (asked.status.status_code, (asked.attributes or {})["rsmq.outcome"]) == (StatusCode.UNSET, "retry")
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+async def test_span_of_a_batch_says_how_many_messages_failed(
+    make: Callable[[Traces], Broker], traces: Traces, failing: int
+) -> None:
+    """It is an error if all have."""
+    broker = make(traces)
+
+    @broker.handler("orders", group="audit", batch=2, linger="1min", partitions=1, retry=RetryPolicy(max_attempts=1))
+    async def audit(orders: list[int]) -> list[Any]:
+        return [ValueError("no") if n <= failing else None for n in orders]
+
+    async with broker.running():
+        await broker.publish_many("orders", [1, 2], key=lambda _: "k")
+        (span,) = await traces.expect("process orders")
+    facts = span.attributes or {}
+    assert (facts["messaging.batch.message_count"], facts["rsmq.batch.failed_count"]) == (2, failing)
+    assert facts.get("error.type") == (None if failing == 1 else "ValueError")
+    assert span.status.status_code == (StatusCode.UNSET if failing == 1 else StatusCode.ERROR)
+
+
 async def test_batch_span_is_linked_to_its_publishers(make: Callable[[Traces], Broker], traces: Traces) -> None:
     """A batch has a trace of its own, linked once to each span that published one of its messages."""
     broker = make(traces)
