@@ -13,11 +13,12 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
-from rsmq import Breaker, Broker, ConfigError, Hold, Message, Reject, Retry, RetryPolicy, Settings
-from rsmq.errors import BrokerError
-from tests.contract.witness import letters_of
+from rsmq import Breaker, Broker, Cancelled, ConfigError, Hold, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq.errors import BrokerError, RequestFailed
+from tests.contract.witness import letters_of, settled
 from tests.patience import until
 from tests.redis.answers import AnsweringProxy
 from tests.servers import Server
@@ -330,3 +331,152 @@ async def test_handler_may_take_longer_than_a_lease(settings: Settings) -> None:
         await broker.publish("orders", 1)
         await until(lambda: attempts and attempts[-1] == 0, "it has ended")
     assert attempts == [1, 0]
+
+
+async def test_id_of_a_cancelled_message_stays_taken(settings: Settings) -> None:
+    """A publish that is sent again brings nothing back; its ref says that it is not new. A unique name replaces."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[Any]()
+    broker.handler("orders", group="g")(told(seen))
+    async with broker.running():
+        for is_first in (True, False):
+            ref = await broker.publish("orders", [1], message_id="session-1", key="k", delay="1h")
+            assert ref.is_new is is_first
+            assert isinstance(await broker.cancel(ref), Cancelled)
+        ref = await broker.publish("orders", [1], message_id="session-1", key="k")
+        assert ref.is_new is False
+        for n in range(2, 5):
+            await broker.publish("orders", [n], unique="session", delay="1h" if n < 4 else "0s", on_conflict="replace")
+        await until(lambda: seen != [], "the last one is handled")
+        await settled(broker, "orders")
+    assert seen == [[4]]
+
+
+async def test_message_that_is_moved_again_and_again_comes_when_it_is_due_last(settings: Settings) -> None:
+    """Each move counts from its own moment; none is forgotten, and none makes it come at once."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[datetime]()
+
+    @broker.handler("orders", group="g")
+    async def handle(_: Any) -> None:
+        seen.append(datetime.now(UTC))
+
+    async with broker.running():
+        ref = await broker.publish("orders", 1, delay="1h")
+        for _ in range(20):
+            await broker.reschedule(ref, delay="1h")
+        due = await broker.reschedule(ref, delay="500ms")
+        await until(lambda: seen != [], "it is handled")
+    assert seen[0] >= due - timedelta(milliseconds=1)
+
+
+async def test_many_messages_that_are_due_late_hold_back_no_nearer_one(settings: Settings) -> None:
+    """More than any page has."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[Any]()
+    broker.handler("orders", group="g")(told(seen))
+    async with broker.running():
+        await broker.publish_many("orders", [[n] for n in range(3000)], delay="7d")
+        await broker.publish("orders", [-1], delay="300ms")
+        await until(lambda: seen == [[-1]], "the nearer one is handled")
+
+
+async def test_broker_that_runs_again_handles_each_message_once(settings: Settings) -> None:
+    """No handler is registered twice, and no consumer is left in the group."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[Any]()
+    broker.handler("orders", group="g")(told(seen))
+    for n in range(4):
+        async with broker.running():
+            await broker.publish("orders", [n])
+            await settled(broker, "orders")
+            consumers = await broker.client.execute_command("XINFO", "CONSUMERS", broker.keys.stream("orders", 0), "g")
+            assert len(consumers) == 1
+    assert seen == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("form", ["async", "thread", "batch"])
+async def test_sys_exit_in_a_handler_fails_its_message(settings: Settings, form: str) -> None:
+    """With the text that a library gives to it. The worker goes on."""
+    broker, seen = Broker(replace(settings, preflight="warn", partitions=1)), list[int]()
+    once = RetryPolicy(max_attempts=1)
+
+    def judge(n: int) -> None:
+        if n == 0:
+            sys.exit("I cannot go on")
+        seen.append(n)
+
+    async def judge_async(n: int) -> None:
+        judge(n)
+
+    async def judge_many(numbers: list[int]) -> None:
+        for n in numbers:
+            judge(n)
+
+    function: Any = {"async": judge_async, "thread": judge, "batch": judge_many}[form]
+    broker.handler("orders", group="g", retry=once, batch=1 if form == "batch" else None)(function)
+    async with broker.running():
+        for n in (0, 1):
+            await broker.publish("orders", n)
+        await until(lambda: seen == [1], "the next one is handled")
+        await settled(broker, "orders")
+        (letter,) = await letters_of(broker, "orders", "g")
+    assert (letter.reason, letter.error) == ("failed", "SystemExit: I cannot go on")
+
+
+async def test_handler_that_waits_for_its_own_topic_ends(settings: Settings) -> None:
+    """With one slot the answer cannot come. The request ends by its timeout, and so does the one from outside."""
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
+
+    @broker.handler("orders", group="g", replies=True, concurrency=1, retry=RetryPolicy(max_attempts=1))
+    async def handle(n: int) -> int:
+        return 0 if n == 0 else await broker.request("orders", n - 1, timeout=timedelta(milliseconds=300)) + 1
+
+    async with broker.running():
+        with pytest.raises(RequestFailed, match=r"RequestTimeout: no answer within 0\.3 s"):
+            await broker.request("orders", 1, timeout=timedelta(minutes=1))
+        assert await broker.request("orders", 0, timeout=timedelta(minutes=1)) == 0
+
+
+STARTS = """
+import subprocess
+from rsmq import Broker
+broker = Broker()
+def end(name):
+    child = subprocess.Popen(["sleep", "600"])
+    child.terminate()
+    try:
+        code = child.wait(30)
+    finally:
+        child.kill()
+    open(name, "w").write(str(code))
+@broker.handler("t", group="async")
+async def in_loop(n: int): end("async")
+@broker.handler("t", group="thread")
+def in_thread(n: int): end("thread")
+@broker.handler("t", group="process", execution="process")
+def in_process(n: int): end("process")
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_program_that_a_handler_starts_can_be_ended(settings: Settings, tmp_path: Path, processes: str) -> None:
+    """A worker that blocks signals would pass that on to all that its handlers start."""
+    (tmp_path / "app.py").write_text(STARTS)
+    environment = {
+        **os.environ, "RSMQ_URL": str(settings.url), "RSMQ_PREFIX": settings.prefix, "RSMQ_PREFLIGHT": "warn",
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "rsmq", "worker", "app:broker", "--processes", processes]
+    worker = subprocess.Popen(  # noqa: ASYNC220
+        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    names = ("async", "thread", "process")
+
+    def are_there() -> bool:
+        return all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in names)
+
+    try:
+        async with Broker(replace(settings, preflight="warn")) as broker:
+            await broker.publish("t", 1)
+        await until(are_there, "all have ended one")
+    finally:
+        worker.terminate()
+        await anyio.to_thread.run_sync(worker.wait)
+    assert [(tmp_path / name).read_text() for name in names] == ["-15"] * 3
