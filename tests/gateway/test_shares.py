@@ -185,6 +185,34 @@ async def test_what_a_member_has_not_acknowledged_goes_to_others_when_its_sessio
     assert await drain(staying) == []
 
 
+@pytest.mark.parametrize("way", ["disconnects", "starts clean", "comes back"])
+@pytest.mark.parametrize("has_others", [True, False])
+async def test_what_a_client_has_of_a_share_that_it_has_left_goes_to_others_when_its_session_ends(
+    client: Make, broker: Broker, name: str, way: str, has_others: bool
+) -> None:
+    """Its other subscriptions remain, or it has subscribed to something else since it had none. It may have connected
+    again meanwhile."""
+    leaving, staying = await client(5).connect(f"{name}-a", **KEPT), await client(5).connect(f"{name}-b")
+    await leaving.subscribe((f"$share/g/{name}", 1), *[(f"{name}/other", 1)] * has_others)
+    messages = await page(broker, name, 40)
+    async with process(broker) as (router, _):
+        assert await router.route(messages) is None
+    await leave_share(leaving, name)
+    if not has_others:
+        await leaving.subscribe((f"{name}/other", 1))
+    await staying.subscribe((f"$share/g/{name}", 1))
+    if way != "disconnects":
+        await leaving.disconnect()
+        leaving = await client(5).connect(f"{name}-a", **KEPT if way == "comes back" else {})
+        assert leaving.connack is not None
+        assert leaving.connack.session_present == (way == "comes back")
+    if way != "starts clean":
+        leaving.send(p.packet(0xE0, b"\0", p.props(5, b"\x11\0\0\0\0")))  # its session ends with it
+        await has_ended(broker, f"{name}-a")
+    await gets_all(staying, 40)
+    await broker.topics.delete(name)
+
+
 async def test_no_message_of_a_share_is_lost_when_its_gateway_is_killed(
     gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
 ) -> None:

@@ -64,7 +64,7 @@ async def subscribe(context: Context, client: ClientLink, request: Subscribe) ->
         return
     if granted:
         before = context.ingest.just_stored()
-        await context.fleet.registry.write(client.client_id, client.epoch, wanted.values(), before=before)
+        await context.fleet.registry.change(client.client_id, client.epoch, wanted.values(), before)
         if client.is_closed:
             return
         client.subscriptions = wanted
@@ -209,7 +209,7 @@ async def unsubscribe(context: Context, client: ClientLink, request: Unsubscribe
         for name in request.filters
     ]
     if len(left) < len(client.subscriptions):
-        await context.fleet.registry.write(client.client_id, client.epoch, left.values())
+        await context.fleet.registry.change(client.client_id, client.epoch, left.values())
         if client.is_closed:
             return
         for name in client.subscriptions.keys() - left.keys():

@@ -41,6 +41,8 @@ MOST_NEW: Final = 1000
 MOST_NAMES: Final = 50_000
 """Topic names whose subscribers are remembered."""
 
+EMPTY: Final = b"[]"
+"""A list without subscriptions, of a session that goes on."""
 UNREAD: Final = b"unread"
 """In the place of a mark: what was read is not of one moment yet."""
 
@@ -133,11 +135,21 @@ class Registry:
         self, client: str, epoch: str, subscriptions: Iterable[Subscription], *, is_online: bool = True,
         before: Mapping[str, str] | None = None,
     ) -> bytes:  # fmt: skip
-        """Replace the subscriptions of a client. Raises SessionTaken if a newer connection has.
+        """Replace the subscriptions of a client; by none, if its session ends. Raises SessionTaken if a newer
+        connection has.
 
         `before`: by partition, the newest message that new ones do not meet.
-        Returns OK, NONE if there were none and are to be none, or SHARED if some of the old ones were shared.
+        Returns OK, NONE if there were none and are to be none, or SHARED if its session has had shared ones.
         """
+        return await self._write(client, epoch, pack(subscriptions, is_online=is_online), before)
+
+    async def change(
+        self, client: str, epoch: str, subscriptions: Iterable[Subscription], before: Mapping[str, str] | None = None
+    ) -> None:
+        """The same while its session goes on: that it has had shared subscriptions is kept, also without any."""
+        await self._write(client, epoch, pack(subscriptions) or EMPTY, before)
+
+    async def _write(self, client: str, epoch: str, packed: bytes, before: Mapping[str, str] | None) -> bytes:
         shard = shard_of(client)
         older = to_json(before) if before else b""
         self._calls += 1
@@ -146,7 +158,7 @@ class Registry:
             self._hashes[shard], self._streams[shard], self._names[shard], self._followed[shard],
             self._mark_keys[shard], self._new_key(shard, token),
         )  # fmt: skip
-        args = (client, epoch, pack(subscriptions, is_online=is_online), KEPT_CHANGES, older, token, NEW_MS)
+        args = (client, epoch, packed, KEPT_CHANGES, older, token, NEW_MS)
         reply = await self._batcher.submit(SUBSCRIBE_CLIENT, keys, args)
         if reply == STALE_EPOCH:
             raise SessionTaken(client)

@@ -7,8 +7,8 @@
 -- USES     whole
 local old = redis.call('HGET', KEYS[1], ARGV[1])
 if not old then return '' end
-local epoch, list = old:match('^(%d+)|(.*)$')
+local epoch, left, list = old:match('^(%d+)(!?)|(.*)$')
 if not whole(epoch) then return 'FOREIGN' end
 if tonumber(epoch) > tonumber(ARGV[2]) then return 'STALE_EPOCH' end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. '|' .. list)
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. left .. '|' .. list)
 return list

@@ -2,10 +2,9 @@
 --          looks it up; all others, and names with many subscribers, in what every router follows.
 -- KEYS     1 subscriptions hash  2 changes stream  3 names hash  4 followed hash  5 mark
 --          6 messages that the new ones of this call do not meet
--- ARGV     1 client  2 epoch  3 its whole list ('' = none)  4 changes to keep:int  5 those messages (JSON, '' = none)
+-- ARGV     1 client  2 epoch  3 its whole list ('[]' = none, '' = none any more: it ends)  4 changes to keep:int  5 those messages (JSON, '' = none)
 --          6 token of this call  7 ttl_ms of those messages
--- RETURNS  'OK', 'SHARED' (the list before had shared subscriptions), 'NONE' (there was nothing to remove, or of which
---          to note that its client is away) or 'STALE_EPOCH'
+-- RETURNS  'OK', 'SHARED' (it has had shared ones), 'NONE' (none to remove, or to note as away) or 'STALE_EPOCH'
 -- WHY      The whole list is written, so applying it twice is harmless. A connection that was taken over writes
 --          nothing any more: the entry has the epoch of the newest one. List, names, changes and mark are in one slot and
 --          change in one step, so no failover parts them. The mark says: subscriptions that are looked up, state of the
@@ -14,21 +13,25 @@
 --          numbers without gaps, so that a reader which missed some knows it. Where another client has written something
 --          else, there is no older epoch and no number. A client that subscribes again to what it has, as most do with
 --          each connect, changes nothing: then only its epoch is written. The list of a client that is away, which
---          ends with 0, was read before: where it is removed meanwhile, it does not come back.
+--          ends with 0, was read before: where it is removed meanwhile, it does not come back. A client that has left its
+--          shares may have letters of them, which go to other members when its session ends: `!` in its entry says so.
 -- USES     whole, may_write, dict, can_append, parted_list, change_name
 local old = redis.call('HGET', KEYS[1], ARGV[1])
-local epoch, was = (old or ''):match('^(%d+)|(.*)$')
+local epoch, mark_left, was = (old or ''):match('^(%d+)(!?)|(.*)$')
 if (whole(epoch) or 0) > tonumber(ARGV[2]) then return 'STALE_EPOCH' end
-if not old and (ARGV[3] == '' or ARGV[3]:sub(-3) == ',0]') then return 'NONE' end
-local had_shares = old and old:find('"$share/', 1, true) and 'SHARED' or 'OK'
+local list = ARGV[3] ~= '[]' and ARGV[3] or ''
+if not old and (list == '' or list:sub(-3) == ',0]') then return 'NONE' end
+local had_shares = old and (mark_left == '!' or old:find('"$share/', 1, true)) and 'SHARED' or 'OK'
+local has_left = had_shares == 'SHARED' and not list:find('"$share/', 1, true)
+local entry, stays = ARGV[2] .. (has_left and '!|' or '|') .. list, list ~= '' or has_left and ARGV[3] ~= ''
 may_write('HSET HDEL', KEYS[1])
-if ARGV[3] ~= '' and was == ARGV[3] then
-  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. '|' .. ARGV[3])
+if list ~= '' and was == list then
+  redis.call('HSET', KEYS[1], ARGV[1], entry)
   return had_shares
 end
 
 local had, others = parted_list(was or '')
-local wanted, followed = parted_list(ARGV[3])
+local wanted, followed = parted_list(list)
 local edits, changes, grown, has_new = {}, {}, nil, false
 for name in pairs(had) do
   if not wanted[name] then
@@ -61,8 +64,7 @@ if changes[1] then
   may_write('XADD', KEYS[2], 'HSET HDEL', KEYS[4])
   can_append(KEYS[2])
 end
-local own = ARGV[3] ~= '' and { 'HSET', KEYS[1], ARGV[1], ARGV[2] .. '|' .. ARGV[3] } or { 'HDEL', KEYS[1], ARGV[1] }
-redis.call(unpack(own))
+redis.call(unpack(stays and { 'HSET', KEYS[1], ARGV[1], entry } or { 'HDEL', KEYS[1], ARGV[1] }))
 for _, each in ipairs(edits) do redis.call(unpack(each)) end
 if has_new then redis.call('SET', KEYS[6], ARGV[5], 'PX', ARGV[7]) end
 number = whole(number) or 0
