@@ -133,7 +133,8 @@ class MqttClients:
         for shard in range(SHARDS):
             command = ("HSCAN", self._keys.mqtt(shard, "subscriptions"), 0, "COUNT", most // SHARDS)
             _, flat = await self._client.execute_command(*command)
-            found += filter(None, map(device_id, flat[::2]))
+            pairs = zip(flat[::2], flat[1::2], strict=True)
+            found += filter(None, (device_id(name) for name, entry in pairs if not entry.endswith(b"|")))
         return found[:most]
 
     async def connected(self) -> AsyncGenerator[tuple[str, str], None]:

@@ -463,6 +463,65 @@ async def test_a_gateway_that_was_paused_for_too_long_starts_anew(
         assert await fresh.is_silent()
 
 
+@pytest.mark.parametrize("is_buried", [False, True])
+@pytest.mark.parametrize("now", ["a later session", "no session"])
+async def test_a_subscribe_that_a_paused_gateway_takes_late_leaves_no_subscription(
+    pair: tuple[GatewayProcess, GatewayProcess], server: Server, fleet_prefix: str, broker: Broker, name: str,
+    is_buried: bool, now: str,
+) -> None:  # fmt: skip
+    """Its client has connected to another gateway meanwhile, with a clean start; that session may have ended, too. The
+    subscription would be in the later session, or belong to none until the paused connection's session expires."""
+    kept, client, key = (
+        {"raw_props": b"\x11\0\0\0\x3c"},
+        broker.client,
+        broker.keys.mqtt(shard_of(name), "subscriptions"),
+    )
+    with start(server, fleet_prefix) as paused:
+        one = await RawClient(paused.port, 5).connect(name, clean=False, **kept)
+        before = await client.execute_command("ZCARD", broker.keys.gateways)
+        paused.signal(signal.SIGSTOP)
+        one.send(p.subscribe([(f"{name}/late", 1), (f"$share/g/{name}/+", 1)], 1, 5, b""))
+
+        async def has_been_buried() -> bool:
+            return bool(await client.execute_command("ZCARD", broker.keys.gateways) < before)
+
+        async def has_ended() -> bool:
+            return not await client.execute_command("EXISTS", broker.keys.session(name))
+
+        if is_buried:
+            await until(has_been_buried, "the others have ended its connections")
+        two = await RawClient(pair[0].port, 5).connect(name, **kept)
+        if now == "no session":
+            two.send(p.packet(0xE0, b"\0", p.props(5, b"\x11\0\0\0\0")))
+            await until(has_ended, "the later session has ended")
+        paused.signal(signal.SIGCONT)
+        await one.ended()
+        assert await RawClient(paused.port).connect(f"{name}-2")  # it does what it has read before
+    entry = await client.execute_command("HGET", key, name)
+    if now == "no session":
+        assert entry is None
+        return
+    assert entry.endswith(b"|")
+    assert await two.publish(f"{name}/late", b"it has not subscribed") == 0
+    assert await two.is_silent()
+    assert await two.subscribe((f"{name}/late", 1)) == b"\1"
+    assert await two.publish(f"{name}/late", b"now") == 0
+    assert (await two.message()).payload == b"now"
+
+
+async def test_a_subscribe_is_served_where_the_server_has_lost_the_list_of_its_client(
+    pair: tuple[GatewayProcess, GatewayProcess], broker: Broker, name: str
+) -> None:
+    """A failover may lose it, and keep the session."""
+    one = await RawClient(pair[0].port, 5).connect(name)
+    await one.subscribe((f"{name}/a", 1))
+    await broker.client.execute_command("HDEL", broker.keys.mqtt(shard_of(name), "subscriptions"), name)
+    assert await one.subscribe((f"{name}/b", 1)) == b"\1"
+    for topic in ("a", "b"):
+        assert await one.publish(f"{name}/{topic}", topic.encode()) == 0
+        assert (await one.message()).payload == topic.encode()
+
+
 async def test_sigterm_tells_clients_and_keeps_their_sessions(
     pair: tuple[GatewayProcess, GatewayProcess], server: Server, fleet_prefix: str, name: str
 ) -> None:

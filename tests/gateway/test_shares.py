@@ -507,12 +507,8 @@ async def test_a_letter_that_comes_during_a_clean_start_at_another_gateway_goes_
     async with own_gateway(server_url, fleet_prefix) as gateway, slow_process(broker) as (router, _, writer):
         assert gateway.context is not None
         registry = gateway.context.fleet.registry
-        write, removing, beginning = registry.write, HeldCall(registry.write), HeldCall(InboxReader.begin)
-
-        async def write_or_wait(subscriber: str, *args: Any, **options: Any) -> bytes:
-            return await (removing if subscriber == f"{name}-a" else write)(subscriber, *args, **options)
-
-        monkeypatch.setattr(registry, "write", write_or_wait)
+        removing, beginning = HeldCall(registry.begin), HeldCall(InboxReader.begin)
+        monkeypatch.setattr(registry, "begin", removing)
         monkeypatch.setattr(InboxReader, "begin", lambda reader, **options: beginning(reader, **options))
         again = client(5, gateway.ports[0])
         starting = asyncio.create_task(again.connect(f"{name}-a"))

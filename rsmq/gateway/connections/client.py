@@ -206,7 +206,7 @@ class ClientConnection(ClientLink):
         said = MqttConnection(self.address, self.user, self.level, self.is_bridge, int(self._keep_alive)).packed()
         noted = context.fleet.sessions.note(*own, self.expiry, said)  # in the same write as what follows
         if clean:
-            removed = await context.fleet.registry.write(*own, ())
+            removed = await context.fleet.registry.begin(*own)
         else:
             found = await context.fleet.registry.claim(*own)
         await context.fleet.sessions.noted(noted)
@@ -230,7 +230,7 @@ class ClientConnection(ClientLink):
             if has_shares(found):
                 await context.fleet.registry.write(*own, found)  # it is connected again
         elif found:  # the server has lost the session, but not its subscriptions
-            await context.fleet.registry.write(*own, ())
+            await context.fleet.registry.begin(*own)
         return present
 
     async def _publish_older(self, older: dict[str, bytes]) -> set[str]:

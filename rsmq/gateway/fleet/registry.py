@@ -43,6 +43,8 @@ MOST_NAMES: Final = 50_000
 
 EMPTY: Final = b"[]"
 """A list without subscriptions, of a session that goes on."""
+LOST: Final = b"LOST"
+"""The answer to a change by a connection whose list is not there."""
 UNREAD: Final = b"unread"
 """In the place of a mark: what was read is not of one moment yet."""
 
@@ -143,13 +145,27 @@ class Registry:
         """
         return await self._write(client, epoch, pack(subscriptions, is_online=is_online), before)
 
+    async def begin(self, client: str, epoch: str) -> bytes:
+        """Remove the subscriptions of a client whose session begins. Older connections cannot change them any more."""
+        return await self._write(client, epoch, EMPTY)
+
     async def change(
         self, client: str, epoch: str, subscriptions: Iterable[Subscription], before: Mapping[str, str] | None = None
     ) -> None:
-        """The same while its session goes on: that it has had shared subscriptions is kept, also without any."""
-        await self._write(client, epoch, pack(subscriptions) or EMPTY, before)
+        """Replace the subscriptions of a client that is connected. Raises SessionTaken also if its session has ended.
 
-    async def _write(self, client: str, epoch: str, packed: bytes, before: Mapping[str, str] | None) -> bytes:
+        A gateway that was paused may be late: what it writes then would stay without a session, or be of a later one.
+        """
+        packed = pack(subscriptions) or EMPTY
+        if await self._write(client, epoch, packed, before, is_own=True) != LOST:
+            return
+        if await self._client.execute_command("HGET", self._keys.session(client), "epoch") != epoch.encode():
+            raise SessionTaken(client)
+        await self._write(client, epoch, packed, before)  # the server has lost what its connect has written
+
+    async def _write(
+        self, client: str, epoch: str, packed: bytes, before: Mapping[str, str] | None = None, *, is_own: bool = False
+    ) -> bytes:
         shard = shard_of(client)
         older = to_json(before) if before else b""
         self._calls += 1
@@ -158,7 +174,7 @@ class Registry:
             self._hashes[shard], self._streams[shard], self._names[shard], self._followed[shard],
             self._mark_keys[shard], self._new_key(shard, token),
         )  # fmt: skip
-        args = (client, epoch, packed, KEPT_CHANGES, older, token, NEW_MS)
+        args = (client, epoch, packed, KEPT_CHANGES, older, token, NEW_MS, int(is_own))
         reply = await self._batcher.submit(SUBSCRIBE_CLIENT, keys, args)
         if reply == STALE_EPOCH:
             raise SessionTaken(client)
@@ -382,10 +398,11 @@ class Registry:
 
     async def _name_older_lists(self) -> None:
         """Warn if there are lists of a version that did not write them for lookups: no router would meet them."""
-        lists = await ask_all(self._client, [("HLEN", each) for each in self._hashes])
+        lists = await ask_all(self._client, [("HSCAN", each, 0, "COUNT", PAGE) for each in self._hashes])
         marks = await self._ask()
-        names = zip(self._hashes, lists, marks, strict=True)
-        if found := [name for name, count, mark in names if count and mark is None]:
+        some = [any(b"|[" in value for value in flat[1::2]) for _, flat in lists]
+        names = zip(self._hashes, some, marks, strict=True)
+        if found := [name for name, has_some, mark in names if has_some and mark is None]:
             log.warning(
                 "the subscriptions in %s were written by an earlier version and meet no message: delete these keys "
                 "and let the clients subscribe again",

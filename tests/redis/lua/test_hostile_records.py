@@ -453,7 +453,7 @@ async def test_subscriptions_that_are_none_are_replaced(client: Client, keys: Ke
     await client.execute_command("HSET", names[3], "phone", value)
     await client.execute_command("SET", names[4], value)
     assert await CLAIM_SUBSCRIPTIONS(client, names[:1], ("phone", "7")) == b"FOREIGN"
-    assert await SUBSCRIBE_CLIENT(client, names, ("phone", "7", wanted, 100, b"", "1", 1000)) == b"OK"
+    assert await SUBSCRIBE_CLIENT(client, names, ("phone", "7", wanted, 100, b"", "1", 1000, 1)) == b"OK"
     assert await CLAIM_SUBSCRIPTIONS(client, names[:1], ("phone", "8")) == wanted
     ((_, change),) = await client.execute_command("XREVRANGE", names[1], "+", "-", "COUNT", 1)
     assert change[:2] == [b"n", b"1"]

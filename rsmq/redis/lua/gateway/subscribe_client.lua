@@ -2,34 +2,34 @@
 --          looks it up; all others, and names with many subscribers, in what every router follows.
 -- KEYS     1 subscriptions hash  2 changes stream  3 names hash  4 followed hash  5 mark
 --          6 messages that the new ones of this call do not meet
--- ARGV     1 client  2 epoch  3 its whole list ('[]' = none, '' = none any more: it ends)  4 changes to keep:int  5 those messages (JSON, '' = none)
---          6 token of this call  7 ttl_ms of those messages
--- RETURNS  'OK', 'SHARED' (it has had shared ones), 'NONE' (none to remove, or to note as away) or 'STALE_EPOCH'
+-- ARGV     1 client  2 epoch  3 its whole list ('[]' = none, '' = its session ends)  4 changes to keep:int
+--          5 those messages (JSON, '' = none)  6 token of this call  7 their ttl_ms  8 1 = only for its own entry
+-- RETURNS  'OK', 'SHARED' (it has had shared ones), 'NONE' (none to remove, or to note as away), 'STALE_EPOCH', or
+--          'LOST' (this connection has no entry, nor has a newer one)
 -- WHY      The whole list is written, so applying it twice is harmless. A connection that was taken over writes
---          nothing any more: the entry has the epoch of the newest one. List, names, changes and mark are in one slot and
---          change in one step, so no failover parts them. The mark says: subscriptions that are looked up, state of the
---          names, number of the last change, state of what is followed. No two states are called the same, also not after
---          a failover or when this call comes again: what was read under a mark is true while that is there. Changes have
---          numbers without gaps, so that a reader which missed some knows it. Where another client has written something
---          else, there is no older epoch and no number. A client that subscribes again to what it has, as most do with
---          each connect, changes nothing: then only its epoch is written. The list of a client that is away, which
---          ends with 0, was read before: where it is removed meanwhile, it does not come back. A client that has left its
---          shares may have letters of them, which go to other members when its session ends: `!` in its entry says so.
+--          nothing any more: each connect leaves an entry with its epoch, which goes with the session. List, names,
+--          changes and mark are in one slot and change in one step, so no failover parts them. The mark says:
+--          subscriptions that are looked up, state of the names, number of the last change, state of what is followed. No
+--          two states are called the same, also not after a failover or when this call comes again: what was read under a
+--          mark is true while that is there. Changes have numbers without gaps, so that a reader which missed some knows
+--          it. Where another client has written something else, there is no older epoch and no number. The list of a client
+--          that is away, which ends with 0, was read before: where it is removed meanwhile, it does not come back. A
+--          client that has left its shares may have letters of them, which go on when its session ends: `!` says so.
 -- USES     whole, may_write, dict, can_append, parted_list, change_name
 local old = redis.call('HGET', KEYS[1], ARGV[1])
 local epoch, mark_left, was = (old or ''):match('^(%d+)(!?)|(.*)$')
 if (whole(epoch) or 0) > tonumber(ARGV[2]) then return 'STALE_EPOCH' end
-local list = ARGV[3] ~= '[]' and ARGV[3] or ''
-if not old and (list == '' or list:sub(-3) == ',0]') then return 'NONE' end
-local had_shares = old and (mark_left == '!' or old:find('"$share/', 1, true)) and 'SHARED' or 'OK'
-local has_left = had_shares == 'SHARED' and not list:find('"$share/', 1, true)
-local entry, stays = ARGV[2] .. (has_left and '!|' or '|') .. list, list ~= '' or has_left and ARGV[3] ~= ''
+if ARGV[8] == '1' and epoch ~= ARGV[2] then return 'LOST' end
+local list, stays = ARGV[3] ~= '[]' and ARGV[3] or '', ARGV[3] ~= ''
+if not old and (not stays or list:sub(-3) == ',0]') then return 'NONE' end
+local had_shares = old and (mark_left == '!' or old:find('"$share/', 1, true))
+local entry = ARGV[2] .. (had_shares and not list:find('"$share/', 1, true) and '!|' or '|') .. list
+local reply = had_shares and 'SHARED' or list == (was or '') and list == '' and 'NONE' or 'OK'
 may_write('HSET HDEL', KEYS[1])
-if list ~= '' and was == list then
+if stays and (was or '') == list then
   redis.call('HSET', KEYS[1], ARGV[1], entry)
-  return had_shares
+  return reply
 end
-
 local had, others = parted_list(was or '')
 local wanted, followed = parted_list(list)
 local edits, changes, grown, has_new = {}, {}, nil, false
@@ -77,4 +77,4 @@ if grown then names = now end
 if changes[1] then state = now end
 count = math.max((whole(count) or 0) + (grown or 0), 0)
 redis.call('SET', KEYS[5], string.format('%.0f:%s:%.0f:%s', count, names or '', number + #changes, state or ''))
-return had_shares
+return reply
