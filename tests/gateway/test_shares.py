@@ -18,6 +18,7 @@ from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
+from rsmq.gateway.fleet.sessions import Ended
 from rsmq.gateway.fleet.shares import Choice, KeptChoices, Shares, choices_of, read_choices, write_choices
 from rsmq.gateway.protocol.packet import Subscription
 from rsmq.model.clock import ServerClock
@@ -533,6 +534,61 @@ async def test_a_letter_that_comes_during_a_clean_start_at_another_gateway_goes_
         assert await routing is None
         await gets_all(staying, 40)
         assert await again.is_silent()
+    await broker.topics.delete(name)
+
+
+@pytest.mark.parametrize("is_buried", [False, True])
+@pytest.mark.parametrize("moment", ["taken over", "removed", "passed on"])
+async def test_a_clean_start_that_is_cut_off_is_finished_by_the_next_connect(
+    client: Make, broker: Broker, server_url: str, fleet_prefix: str, name: str, moment: str, is_buried: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its gateway stands still when it has taken the inbox over, when the subscriptions are removed, or when what was
+    left is passed on. The next connect is no clean start. What others have sent to the client meanwhile stays.
+
+    Nor has the new session what was received before: a message of QoS 2 with the same packet id is another one.
+    """
+    epoch = await goes_away_with(client(5), broker, name, await page(broker, name, 40))
+    await broker.client.execute_command("HSET", broker.keys.received(f"{name}-a"), "7", name)
+    staying = await client(5).connect(f"{name}-b", **KEPT)
+    await staying.subscribe((f"$share/g/{name}", 1), (f"{name}/other", 2))
+    async with own_gateway(server_url, fleet_prefix) as gateway:
+        assert gateway.context is not None
+        fleet, standing = gateway.context.fleet, HeldCall(InboxReader.begin)
+        if moment == "taken over":
+            standing = HeldCall(fleet.registry.begin)
+            monkeypatch.setattr(fleet.registry, "begin", standing)
+        elif moment == "removed":
+            standing = HeldCall(fleet.shares.pass_on)
+            monkeypatch.setattr(fleet.shares, "pass_on", standing)
+        else:
+            begin = InboxReader.begin
+
+            async def begin_or_wait(reader: InboxReader, **options: Any) -> Any:
+                return await (standing if options["clean"] else begin)(reader, **options)
+
+            monkeypatch.setattr(InboxReader, "begin", begin_or_wait)
+        cut_off = await client(5, gateway.ports[0]).open()
+        cut_off.send(p.connect(f"{name}-a", 5, **{**KEPT, "clean": True}))
+        await standing.has_come.wait()
+        await broker.send(f"{name}-a", b"sent meanwhile", topic="x")
+        if is_buried:
+            session = broker.keys.session(f"{name}-a")
+            now = (await broker.client.execute_command("HGET", session, "epoch")).decode()
+            assert now != epoch
+            async with make_sessions(broker, f"{name}-g") as survivor:
+                await survivor.closed(Ended(f"{name}-a", now, 60, keeps_will=True, has_shares=True))
+        again = await client(5).connect(f"{name}-a", **KEPT)
+        assert again.connack is not None
+        assert not again.connack.session_present
+        standing.may_go_on.set()
+        await cut_off.ended()
+        assert (await again.message()).payload == b"sent meanwhile"
+        await gets_all(staying, 40)
+        assert await again.publish(f"{name}/other", b"new", 2, 7) == 0
+        assert (await staying.take(3)).payload == b"new"
+        assert await again.publish(name, b"it has not subscribed") == 0
+        assert (await staying.message()).payload == b"it has not subscribed"
     await broker.topics.delete(name)
 
 

@@ -205,13 +205,14 @@ class ClientConnection(ClientLink):
         removed, found, own = NONE, list[packet.Subscription](), (self.client_id, self.epoch)
         said = MqttConnection(self.address, self.user, self.level, self.is_bridge, int(self._keep_alive)).packed()
         noted = context.fleet.sessions.note(*own, self.expiry, said)  # in the same write as what follows
-        if clean:
+        if self._reader.is_new:
             removed = await context.fleet.registry.begin(*own)
         else:
             found = await context.fleet.registry.claim(*own)
         await context.fleet.sessions.noted(noted)
-        # without subscriptions: the gateway that ends the last session may not have passed its letters on yet
-        if clean and removed in (SHARED, NONE) and self._reader.leftover:
+        # without subscriptions: the gateway that ends the last session may not have passed its letters on yet, or has
+        # died in the middle of a clean start
+        if self._reader.is_new and removed in (SHARED, NONE) and self._reader.leftover:
             await context.fleet.shares.pass_on(self.client_id)
         try:
             will = b"" if request.will is None else pack(request.will, self.user, context.fleet.inboxes.encoding)
@@ -229,8 +230,6 @@ class ClientConnection(ClientLink):
             self.subscriptions = {each.filter: each for each in found}
             if has_shares(found):
                 await context.fleet.registry.write(*own, found)  # it is connected again
-        elif found:  # the server has lost the session, but not its subscriptions
-            await context.fleet.registry.begin(*own)
         return present
 
     async def _publish_older(self, older: dict[str, bytes]) -> set[str]:

@@ -23,6 +23,7 @@ from rsmq.redis.scripts import Script, Value
 
 log = logging.getLogger("rsmq.gateway")
 
+PRESENT: Final = 1
 EXPIRED: Final = 2
 """What `open_session` says of a session that has expired: this start is clean."""
 MARGIN: Final = 0.003
@@ -44,7 +45,7 @@ class InboxReader:
     __slots__ = (
         "_acks", "_acks_of_all", "_channel", "_cursor", "_delivered", "_history", "_inboxes", "_is_ended", "_is_paging",
         "_is_rewinding", "_is_started", "_keys", "_named", "_on_end", "_on_letters", "_on_received", "_page_bytes",
-        "_receipts", "_received_key", "_rewinds", "before", "client", "epoch", "leftover", "life_ms",
+        "_receipts", "_received_key", "_rewinds", "before", "client", "epoch", "is_new", "leftover", "life_ms",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,8 @@ class InboxReader:
         """Empty until it is open."""
         self.before = ""
         """The epoch of the connection before this one, if it is known."""
+        self.is_new = False
+        """No session goes on: a new one begins."""
         self.life_ms = 0
         """How long the session is kept without a sign of its client."""
         self._cursor = InboxCursor(window)
@@ -108,7 +111,7 @@ class InboxReader:
     async def open(self, *, clean: bool, life_ms: int) -> bool:
         """Take the inbox over: the connection before this one can do nothing any more. Returns whether to start clean.
 
-        A session that has expired has ended, also if nothing has removed it yet.
+        A session that has expired has ended, also if nothing has removed it yet. `is_new`: one begins in any case.
         """
         self.life_ms = life_ms
         inboxes = self._inboxes
@@ -120,6 +123,7 @@ class InboxReader:
         self.epoch, self.leftover = reply[1].decode(), int(reply[5])
         self._cursor.open(int(reply[3]), reply[4])
         self.before = "" if clean or not reply[6:] else (reply[6] or b"").decode()
+        self.is_new = clean or reply[2] != PRESENT
         return clean or reply[2] == EXPIRED
 
     async def begin(
@@ -128,8 +132,8 @@ class InboxReader:
         """Begin the session when its subscriptions are right.
 
         Returns whether it is resumed, its open QoS 2 ids, and older wills that are to be published now, by epoch.
-        `has_removed`: a clean start has removed subscriptions just now. Then this waits until no message that met them
-        can be taken for a new one.
+        `has_removed`: subscriptions of an older one are removed just now. Then this waits until no message that met
+        them can be taken for a new one.
         """
         keys = (self._keys[1], self._received_key, self._keys[0], self._inboxes.keys.will(self.client))
         batcher, cursor, rings = self._inboxes.batcher, self._cursor, self._cursor.rings

@@ -11,7 +11,8 @@
 --          still be on its way to this inbox, is refused by since_ms. With the margin, what was published in this very
 --          millisecond, too: a caller that has removed subscriptions waits that long before it answers its client.
 --          A will that waits for its delay is dropped when the session goes on. With a clean start, the old session
---          ends here, so its will is published. The hash is written anew, so that it loses its TTL.
+--          ends here, so its will is published. The hash is written anew, so that it loses its TTL. Where there is no
+--          session, a clean start may have been cut off: what it has left of the old one is no part of this one.
 --          An inbox without letters is marked idle, as a page that finds none would do.
 --          Without `gateway` another gateway has ended this connection already: it would not find the will. A will and a
 --          packet id under a name that is no number are of another client: they are dropped.
@@ -21,13 +22,19 @@ if state[1] ~= ARGV[1] or not state[5] then return { 'STALE_EPOCH' } end
 local left, size = redis.call('HGETALL', KEYS[2]), redis.call('ZCARD', KEYS[3])
 local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
 may_write('HSET', KEYS[1], 'DEL HDEL', KEYS[2], 'DEL HSET', KEYS[4])
-local present, floor = state[2] and 1 or 0, whole_or(state[4], '0')
+local present, floor = state[2] and ARGV[2] == '0' and 1 or 0, whole_or(state[4], '0')
+if present == 0 then
+  redis.call('DEL', KEYS[2])
+  left = {}
+end
 if ARGV[2] == '1' then
+  floor = whole_or(state[3], '0')
+  redis.call('HSET', KEYS[1], 'floor', floor, 'held', '')
+end
+if ARGV[2] == '1' or ARGV[4] == '1' then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  redis.call('DEL', KEYS[2])
-  present, floor, left = 0, whole_or(state[3], '0'), {}
-  redis.call('HSET', KEYS[1], 'floor', floor, 'since_ms', string.format('%.0f', now + ARGV[4]), 'held', '')
+  redis.call('HSET', KEYS[1], 'since_ms', string.format('%.0f', now + ARGV[4]))
 end
 local drained = size == 0 and 1 or 0
 redis.call('HSET', KEYS[1], 'mqtt', ARGV[3], unpack(drained == 1 and { 'idle', '1' } or {}))
@@ -36,7 +43,7 @@ for i = 1, #old, 2 do
   if old[i] == 'published' then
     due[#due + 1] = old[i]
     due[#due + 1] = old[i + 1]
-  elseif whole(old[i]) and old[i] ~= ARGV[1] and (ARGV[2] == '1' or old[i + 1]:sub(1, 2) == '0|') then
+  elseif whole(old[i]) and old[i] ~= ARGV[1] and (present == 0 or old[i + 1]:sub(1, 2) == '0|') then
     due[#due + 1] = old[i]
     due[#due + 1] = old[i + 1]
     wills[#wills + 1] = old[i]

@@ -4,7 +4,7 @@
 -- ARGV     1 gateway  2 clean:0|1  3 inbox_ttl_ms:int  4 field of the gateway's mark  5 position (16 digits)
 --          6 mark_ttl_ms:int  7 1 = as an MQTT client
 -- RETURNS  {'OK', epoch, present:0|1|2, sent, floor, leftover:int, epoch before (with 7)} or {'STALE_EPOCH'}
---          present 2: the session had expired
+--          present 2: the session had expired; 0 with 7: there is no MQTT session
 -- WHY      A connect whose answer was lost is repeated, perhaps after the device has connected elsewhere. Each connect
 --          of a gateway process has a higher position, and the mark keeps the last one that was executed. The same
 --          position is a repeat: it gets the first answer, or STALE_EPOCH if a newer connect has taken the session. A
@@ -15,6 +15,7 @@
 --          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
 --          if nothing has removed it yet: then this start is clean. From a clean start until its
 --          session begins, an MQTT client has none, so that a letter meanwhile is refused: no gateway would pass it on.
+--          If its gateway dies in between, the next connect finds none, and what is left of the old one.
 --          A letter that went along with a ring may have been sent, so it counts as that.
 --          What is no number in the hash is of another client, and is as missing.
 -- USES     whole, whole_or, forget_marks, may_write, seq_of_push
@@ -45,7 +46,9 @@ if not seq then
 end
 local epoch = string.format('%.0f', math.max((before or 0) + 1, now))
 local present = (state[1] or state[2] or seq ~= '0') and 1 or 0
-if ARGV[7] == '1' and ARGV[2] == '0' and state[6] then
+if ARGV[7] == '1' and not state[6] then
+  present = 0
+elseif ARGV[7] == '1' and ARGV[2] == '0' then
   local ends = (whole(state[8]) or 0) + (whole(state[6]) or 0) * 1000
   if state[6] == '0' or not state[7] and ends <= now then present = 2 end
 end
