@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
@@ -16,12 +18,12 @@ from rsmq.cli.failure import print_error
 from rsmq.cli.output import print_json, print_line, print_result
 from rsmq.cli.parameters import Json, Most, Url, duration_option, noun
 from rsmq.cli.tables import print_rows
-from rsmq.control.audit import Audit, user_name
+from rsmq.control.audit import Audit, State, user_name
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import count, printable
-from rsmq.persistence.mqtt_bans import KINDS, Ban, BanKind, MqttBans
+from rsmq.persistence.mqtt_bans import KINDS, Ban, BanKind, MqttBans, checked
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients, MqttConnection
 from rsmq.persistence.mqtt_traces import MqttTraces
 
@@ -92,15 +94,33 @@ def show(client: ClientId, url: Url = None, as_json: Json = False) -> None:
 def kick(client: ClientId, url: Url = None, as_json: Json = False) -> None:
     """End the connection of a client. It may connect again, unless `rsmq client ban` refuses it."""
 
-    async def act(broker: Broker) -> bool:
-        try:
-            return await MqttClients(broker.client, broker.keys).kick(client, WAIT)
-        except TimeoutError:
-            raise RsmqError(f"no gateway has ended the connection of {client!r} in {WAIT:g} s") from None
+    async def run(broker: Broker) -> str:
+        clients = MqttClients(broker.client, broker.keys)
 
-    if not ask_broker(url, act):
-        raise NotFound(f"MQTT client {client!r} is not connected")
-    print_result({"client": client, "kicked": True}, f"ended the connection of {printable(client)}", as_json=as_json)
+        async def state() -> State:
+            found = await clients.find(client)
+            return {"client": client, "gateway": found.gateway if found else None}
+
+        async def act() -> str:
+            try:
+                is_kicked = await clients.kick(client, WAIT)
+            except TimeoutError:
+                raise RsmqError(f"no gateway has ended the connection of {client!r} in {WAIT:g} s") from None
+            if not is_kicked:
+                raise NotFound(f"MQTT client {client!r} is not connected")
+            return f"ended the connection of {client}"
+
+        return await record(broker, "kick-client", state, act)
+
+    print_result({"client": client, "kicked": True}, printable(ask_broker(url, run)), as_json=as_json)
+
+
+async def record(
+    broker: Broker, what: str, state: Callable[[], Awaitable[State]], act: Callable[[], Awaitable[str]]
+) -> str:
+    """Do something, and note it in the audit with the user of this process."""
+    audit = Audit(broker.client, broker.keys)
+    return await audit.record(f"rsmq client of {user_name()}", what, ("", ""), state, act)
 
 
 Banned = Annotated[
@@ -133,12 +153,27 @@ def ban(
     """Refuse a client, a user or an address, and end its connections. Sessions stay, and wills are published."""
     kind, name = banned(client, user, address)
 
-    async def act(broker: Broker) -> Ban:
-        return await MqttBans(broker.client, broker.keys).put(kind, name, span, reason)
+    put = list[Ban]()
 
-    found = ask_broker(url, act)
-    until = f"until {timestamp(found.until)}" if found.until else "without an end"
-    print_result(asdict(found), f"{kind} {printable(found.name)} is banned {until}", as_json=as_json)
+    async def run(broker: Broker) -> str:
+        bans = MqttBans(broker.client, broker.keys)
+
+        async def act() -> str:
+            put.append(found := await bans.put(kind, name, span, reason))
+            until = f"until {timestamp(found.until)}" if found.until else "without an end"
+            return f"{kind} {found.name} is banned {until}"
+
+        return await record(broker, "ban-client", partial(ban_of, bans, kind, name), act)
+
+    text = ask_broker(url, run)
+    print_result(asdict(put[0]), printable(text), as_json=as_json)
+
+
+async def ban_of(bans: MqttBans, kind: BanKind, name: str) -> State:
+    """The ban of a name, for the audit. Raises ConfigError for a wrong name."""
+    wanted = checked(kind, name)
+    found = [asdict(each) for each in await bans.in_force() if (each.kind, each.name) == (kind, wanted)]
+    return {"kind": kind, "name": wanted, "ban": found[0] if found else None}
 
 
 @app.command("unban", epilog="Example: rsmq client unban --user ada")
@@ -148,12 +183,17 @@ def unban(
     """End a ban. At the latest after five seconds every gateway lets the client in."""
     kind, name = banned(client, user, address)
 
-    async def act(broker: Broker) -> bool:
-        return await MqttBans(broker.client, broker.keys).remove(kind, name)
+    async def run(broker: Broker) -> str:
+        bans = MqttBans(broker.client, broker.keys)
 
-    if not ask_broker(url, act):
-        raise NotFound(f"{kind} {name!r} is not banned")
-    text = f"{kind} {printable(name)} is not banned any more"
+        async def act() -> str:
+            if not await bans.remove(kind, name):
+                raise NotFound(f"{kind} {name!r} is not banned")
+            return f"{kind} {name} is not banned any more"
+
+        return await record(broker, "unban-client", partial(ban_of, bans, kind, name), act)
+
+    text = printable(ask_broker(url, run))
     print_result({"kind": kind, "name": name, "banned": False}, text, as_json=as_json)
 
 
@@ -198,12 +238,10 @@ def trace(
         if await MqttClients(broker.client, broker.keys).find(client) is None:
             print_error(f"{printable(client)} is not connected: its packets are shown when it connects")
 
-        async def state() -> dict[str, Any]:
+        async def state() -> State:
             return {"client": client, "payloads": payloads}
 
-        return await Audit(broker.client, broker.keys).record(
-            f"rsmq client of {user_name()}", "trace-client", ("", ""), state, lambda: act(broker)
-        )
+        return await record(broker, "trace-client", state, lambda: act(broker))
 
     with contextlib.suppress(KeyboardInterrupt):
         print_error(ask_broker(url, run))

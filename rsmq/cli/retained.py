@@ -71,11 +71,16 @@ def purge(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Remove the retained messages that a filter matches. Clients that have got them keep them."""
+    """Remove the retained messages that a filter matches. Clients that have got them keep them.
+
+    As in MQTT, a filter that begins with a wildcard matches no topic name that begins with $: name these, as '$app/#'.
+    """
     check(pattern)
     confirm(f"Remove the retained messages of {printable(pattern)}?", is_agreed=yes)
     removed = ask_broker(url, lambda broker: messages(broker).purge(pattern))
     text = f"removed {count(removed, 'retained message')}"
+    if pattern[0] in "#+":
+        text += "; topic names that begin with $ stay, unless a filter begins with that level, such as '$app/#'"
     print_result({"filter": pattern, "purged": removed}, text, as_json=as_json)
 
 

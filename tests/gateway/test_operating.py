@@ -135,6 +135,23 @@ async def test_clients_are_listed_shown_and_kicked(
         assert (code, "not connected" in err) == (1, True), words
 
 
+async def test_kicks_and_bans_of_the_command_are_in_the_audit(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str, broker: Broker
+) -> None:
+    """Who, what, and the state before and after; also what has failed."""
+    await client(5).connect(name)
+    for words in (("kick", name), ("kick", name), ("ban", name, "--reason", "loud"), ("unban", name), ("unban", name)):
+        await run(server, fleet_prefix, "client", *words)
+    found = [each for each in await Audit(broker.client, broker.keys).newest() if name in each.before]
+    assert [each.what for each in reversed(found)] == ["kick-client"] * 2 + ["ban-client"] + ["unban-client"] * 2
+    kick, failed, ban, unban, unknown = reversed(found)
+    assert kick.who.startswith("rsmq client of ")
+    assert (json.loads(kick.before)["gateway"] is None, json.loads(kick.after)["gateway"]) == (False, None)
+    assert (json.loads(ban.before)["ban"], json.loads(ban.after)["ban"]["reason"]) == (None, "loud")
+    assert (json.loads(unban.before)["ban"]["reason"], json.loads(unban.after)["ban"]) == ("loud", None)
+    assert [each.result[:16] for each in (failed, unknown)] == ["failed: NotFound"] * 2
+
+
 async def test_what_is_banned_is_disconnected_and_refused(
     gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
 ) -> None:
