@@ -40,6 +40,7 @@ class SimulatedStore:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._bodies: dict[str, tuple[float, bytes]] = {}
+        self._deleted: dict[str, bytes] = {}
         self._calls = 0
 
     async def put(self, name: str, data: bytes) -> None:
@@ -55,9 +56,14 @@ class SimulatedStore:
             raise LostBody(f"{name} is lost")
         return self._bodies[name][1]
 
+    def recall(self, name: str) -> bytes:
+        """A body that is there, or was."""
+        return self._deleted[name] if name in self._deleted else self.read(name)
+
     async def delete(self, name: str) -> None:
         await self._reach("delete", StoreUnavailable("the store is away"))
-        self._bodies.pop(name, None)
+        if name in self._bodies:
+            self._deleted[name] = self._bodies.pop(name)[1]
 
     async def survey(self, folder: str, take: Callable[[Iterator[tuple[str, float, int]]], T]) -> T:
         await self._reach("list", StoreUnavailable("the store is away"))
@@ -110,11 +116,14 @@ class Encoded:
                 await anyio.sleep(0.7)
 
     def order_of(self, message: Message) -> Any:
-        """The payload of a message, also before it is decoded."""
+        """The payload of a message that a member has, also before it is decoded.
+
+        A member that was paused may have one that others have settled meanwhile, and whose body is swept.
+        """
         if message.is_plain or not message.is_encoded:
             return json.loads(message.data)
         flat = stored_entry(message)
-        return self.order(dict(zip(flat[::2], flat[1::2], strict=True)))
+        return self._decoded(dict(zip(flat[::2], flat[1::2], strict=True)), self._store.recall)
 
     def result(self, kept: KeptResult, message_id: str) -> Any:
         """What the handler of a message has returned."""
@@ -124,13 +133,16 @@ class Encoded:
         return json.loads(self.encoding.undo(kept.data, Binding(identity, None, kept.type.encode(), kept.enc.encode())))
 
     def order(self, fields: Mapping[bytes, bytes]) -> Any:
-        """The payload of an entry."""
+        """The payload of an entry that is stored. Its body must be there."""
+        try:
+            return self._decoded(fields, self._store.read)
+        except LostBody as error:
+            self._run.violate(f"an entry names a body that is lost: {error}")
+            return {"key": "lost", "n": 0}
+
+    def _decoded(self, fields: Mapping[bytes, bytes], body_of: Callable[[str], bytes]) -> Any:
         data = fields.get(b"data", b'{"key": "lost", "n": 0}')
         if ENC in fields:
-            try:
-                body = self._store.read(fields[b"ref"].decode()) if b"ref" in fields else None
-            except LostBody as error:
-                self._run.violate(f"an entry names a body that is lost: {error}")
-                return {"key": "lost", "n": 0}
+            body = body_of(fields[b"ref"].decode()) if b"ref" in fields else None
             data = self.encoding.undo(data, binding_of(fields, body))
         return json.loads(data)
