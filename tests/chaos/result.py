@@ -17,6 +17,8 @@ from tests.chaos.catalogue import ELSEWHERE, Scenario
 
 WITH_BANK = ", with the bank"
 HERE = Path(__file__).parent
+PACKAGE = ":/rsmq"
+"""As git takes it in any directory."""
 KEPT = HERE / "results.json"
 PAGE = HERE / "README.md"
 MIX = """\
@@ -167,8 +169,8 @@ def runs_on(server: str, results: Sequence[Result]) -> str:
 @functools.cache
 def state_of_the_code() -> str:
     """The commit that changed the package last; `+` says that something was changed after it."""
-    state = _git("log", "-1", "--format=%h", "--", "rsmq")
-    return (state + "+" * bool(_git("status", "--porcelain", "--", "rsmq"))) or "unknown"
+    state = _git("log", "-1", "--format=%h", "--", PACKAGE)
+    return (state + "+" * bool(_git("status", "--porcelain", "--", PACKAGE))) or "unknown"
 
 
 def _git(*command: str) -> str:

@@ -12,8 +12,10 @@ from datetime import timedelta
 import pytest
 
 from rsmq.broker.broker import Broker
+from rsmq.consumer.owning import participation
 from rsmq.model.settings import Settings
 from rsmq.telemetry.health import HealthLimits, WorkerProbe, troubles
+from rsmq.testing.proxy import Proxy
 from tests.patience import until
 from tests.servers import Server
 
@@ -28,7 +30,7 @@ def server() -> Iterator[Server]:
     started.close()
 
 
-def make(server: Server, name: str, done: Counter[str], user: str = "", lease: timedelta = LEASE) -> Broker:
+def make(server: Server | Proxy, name: str, done: Counter[str], user: str = "", lease: timedelta = LEASE) -> Broker:
     """A broker with one handler that counts under a name."""
     url = server.url.replace("//", f"//{user}:secret@") if user else server.url
     settings = Settings(url=url, prefix="few", partitions=4, lease_ttl=lease, preflight="warn", presence_grace=LEASE)
@@ -81,6 +83,22 @@ async def test_member_whose_user_may_not_read_joins_when_it_may(server: Server, 
             admin.execute_command("ACL", "SETUSER", "blind", "+xreadgroup")
             await until(lambda: held(blind) == 2, "it has its share")
             await until(lambda: not reasons(blind), "it is ready")
+
+
+async def test_member_whose_connections_take_longer_than_a_lease_to_open_joins(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt has more time than the one before it: with equal times it would begin anew for ever."""
+    monkeypatch.setattr(participation, "LEAST_PATIENCE", 0.0)
+    done = Counter[str]()
+    with server.client() as admin:
+        admin.execute_command("FLUSHALL")
+    async with Proxy(server.port) as proxy:
+        far = make(proxy, "far", done, lease=timedelta(seconds=1.5))
+        proxy.delay = lambda: 0.12
+        async with running(far):
+            await until(lambda: held(far) == 4, "it has all partitions", 60)
+    assert "does not join" in caplog.text
 
 
 async def test_member_that_may_not_read_any_more_gives_its_partitions_back(server: Server, no_task_left: None) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger("rsmq.membership")
 CHECK_SECONDS: Final = 0.25
 """Between two looks at the connections."""
 LEAST_PATIENCE: Final = 3.0
-"""Seconds to open all connections, however short the lease: the machine may be busy."""
+"""Seconds to open all connections at the first attempt, however short the lease: the machine may be busy."""
 LONGEST_REST: Final = 600.0
 """Seconds before a member that has left for the same trouble again and again joins once more."""
 
@@ -90,10 +90,12 @@ class Participation:
 
     async def _join(self) -> None:
         """Become a member. If not all connections can be had in about a lease, those of this member are closed for a
-        while: several processes that have a part of theirs each would else wait for each other for ever."""
+        while: several processes that have a part of theirs each would else wait for each other for ever. The next
+        attempt has longer: over a slow connection some twenty round trips may take more than a lease."""
+        least = max(self._lease_seconds, LEAST_PATIENCE)
+        patience = Backoff(least, 8 * least)
         while True:
-            patience = max(self._lease_seconds, LEAST_PATIENCE) * random.uniform(0.75, 1.5)
-            with anyio.move_on_after(patience) as scope:
+            with anyio.move_on_after(patience.next() * random.uniform(0.75, 1.5)) as scope:
                 await self._open()
                 await self._register()
             if not scope.cancelled_caught:
