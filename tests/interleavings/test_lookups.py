@@ -28,6 +28,6 @@ def test_a_router_meets_each_client_as_it_was_at_one_moment() -> None:
 @pytest.mark.parametrize("edit", LOOKUP_EDITS, ids=lambda each: each.what.replace(" ", "-"))
 def test_an_edit_of_what_subscribes_or_looks_is_found(edit: Edit) -> None:
     """A client that is not met, or is met by what has ended."""
+    first = FINDS.get(edit.what, 0)
     with histories(edit) as play, pytest.raises(Broken):
-        first = FINDS.get(edit.what, 0)
         any(play(seed) is None for seed in range(first, first + MOST))
