@@ -104,8 +104,8 @@ def gateway(
 
 
 def warn_of_others(listen: Iterable[str]) -> None:
-    """Gateways of one user share their ports, so the system refuses no other deployment: its clients would come here,
-    and ours go there."""
+    """Processes of one user may share a port, so the system does not refuse a second deployment. Each of the two would
+    get some of the other's clients."""
     for each in listen:
         address = split_listen(each)
         with contextlib.suppress(OSError):

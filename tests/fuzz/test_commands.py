@@ -27,17 +27,8 @@ IS_LONG = os.environ.get("CHAOS") == "long"
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)] if IS_LONG else []
 
 ENDLESS = {
-    "worker",
-    "server",
-    "top",
-    "dashboard",
-    "exporter",
-    "bench",
-    "demo",
-    "pipeline",
-    "device tail",
-    "client trace",
-}
+    "worker", "server", "top", "dashboard", "exporter", "bench", "demo", "pipeline", "device tail", "client trace",
+}  # fmt: skip
 """They run until a signal, or start Spark: only their wrong use ends by itself."""
 
 

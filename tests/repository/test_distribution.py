@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -50,9 +51,11 @@ def test_each_file_is_in_one_part_and_what_belongs_together_in_the_same(shards: 
 def test_fast_leaves_out_the_slow_folders_only() -> None:
     """As `make test-fast` does: no test of a folder in SLOW, and those of the others."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--fast", "-p", "no:cacheprovider"]
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
-        [*command, "tests/model/test_keys.py", "tests/matrix"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+        [*command, "tests/model/test_keys.py", "tests/matrix"],
+        cwd=ROOT, env=own, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert "tests/model/test_keys.py" in done.stdout
     assert "tests/matrix/" not in done.stdout
     assert done.returncode == 0

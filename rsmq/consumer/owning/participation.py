@@ -90,8 +90,9 @@ class Participation:
 
     async def _join(self) -> None:
         """Become a member. If not all connections can be had in about a lease, those of this member are closed for a
-        while: several processes that have a part of theirs each would else wait for each other for ever. The next
-        attempt has longer: over a slow connection some twenty round trips may take more than a lease."""
+        while: otherwise several processes, each with some of its connections, would wait for each other for ever. Each
+        attempt has more time than the one before: on a slow network its twenty round trips may take more than a lease.
+        """
         least = max(self._lease_seconds, LEAST_PATIENCE)
         patience = Backoff(least, 8 * least)
         while True:

@@ -24,8 +24,9 @@ from rsmq.redis.scripts import Script, Value
 log = logging.getLogger("rsmq.gateway")
 
 PRESENT: Final = 1
+"""What `open_session` says of a session that goes on."""
 EXPIRED: Final = 2
-"""What `open_session` says of a session that has expired: this start is clean."""
+"""What it says of one that has expired: this start is clean."""
 MARGIN: Final = 0.003
 """Seconds: longer than the margin of `begin_mqtt_session`."""
 
