@@ -143,11 +143,14 @@ def parse_lines(lines: list[bytes], number: int, *, is_text: bool) -> tuple[list
 
 async def read_lines() -> AsyncIterator[list[bytes]]:
     """The lines of stdin, in batches of what has arrived."""
-    rest = b""
+    parts = list[bytes]()  # of a line whose end has not arrived: put together once, however long it is
     while chunk := await anyio.to_thread.run_sync(os.read, STDIN, READ, abandon_on_cancel=True):
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield whole
-    yield [rest]
+        head, *others = chunk.split(b"\n")
+        parts.append(head)
+        if others:
+            yield [b"".join(parts), *others[:-1]]
+            parts = others[-1:]
+    yield [b"".join(parts)]
 
 
 def decode(line: bytes) -> str:

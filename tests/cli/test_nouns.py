@@ -165,6 +165,14 @@ def test_publish_takes_plain_words_as_text(cli: Cli) -> None:
     assert [each["type"].partition("/")[0] for each in found] == ["text"] * 6 + ["application"] * 3 + ["text"] * 2
 
 
+def test_publish_of_lines_puts_long_ones_together(cli: Cli) -> None:
+    """Lines that are longer than what a pipe gives at once, also the last one, which has no end."""
+    lines = [json.dumps(letter * size) for letter, size in (("a", 1), ("b", 200_000), ("c", 65_535), ("d", 131_072))]
+    cli.ok("publish", "orders", "-", "--key", "a", stdin="\n".join(lines))
+    found = [json.loads(line)["data"] for line in cli.ok("tail", "orders", "--json").splitlines()]
+    assert found == [json.loads(line) for line in lines]
+
+
 def test_publish_of_lines_ends_at_a_wrong_line(cli: Cli) -> None:
     """It says which one, and how many messages are stored: those before it."""
     refused = cli("publish", "orders", "-", "--key", "a", stdin='1\n\n{"n": 2}\n{"n":\n5\n')
