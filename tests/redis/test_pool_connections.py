@@ -29,7 +29,7 @@ def transport_of(connection: RawConnection) -> asyncio.Transport:
 
 
 async def test_connection_reset_while_idle_is_opened_again() -> None:
-    """A connection that was reset while idle raises BrokerUnavailable, and is opened again."""
+    """A raw connection that was reset while idle raises BrokerUnavailable, and is opened again."""
     with Server(tcp=True) as server:
         async with Proxy(server.port) as line, Connector(line.url, Settings()).connected() as client:
             connection = RawConnection(client)
@@ -41,6 +41,19 @@ async def test_connection_reset_while_idle_is_opened_again() -> None:
             await connection.open()
             assert await connection.exchange([PING]) == [b"PONG"]
             await connection.close()
+
+
+async def test_pool_gives_out_no_connection_that_was_reset_while_idle() -> None:
+    """As a firewall resets one after some minutes: the next command is sent on a new one, and raises nothing."""
+    with Server(tcp=True) as server:
+        async with Proxy(server.port) as line, Connector(line.url, Settings()).connected() as client:
+            await client.execute_command("PING")
+            (idle,) = client.connection_pool._available_connections
+            assert idle._writer is not None
+            line.reset()
+            await until(idle._writer.transport.is_closing, "the reset has come")
+            assert await client.execute_command("PING") == b"PONG"
+            assert await client.pipelined([("PING",)]) == [b"PONG"]
 
 
 async def test_in_the_turn_of_the_break(connection: RawConnection) -> None:

@@ -1,9 +1,13 @@
-"""The connections of redis-py's pools, with two repairs: safe writes, and TLS contexts that are shared.
+"""The connections of redis-py's pools, with three repairs: safe writes, no connection that was reset while it was not
+used, and TLS contexts that are shared.
 
 Writes: asyncio's own `writelines`, which redis-py calls, had two defects from Python 3.12 on. What the server did not
 take was buffered without bound (until December 2024, gh-127655). On a lost connection it raised AttributeError, or left
 the number of the closed socket with the event loop, where it disturbed the next socket with that number (until the end
 of 2025 in 3.13 and 3.14, never fixed in 3.12; gh-136234). `write` has neither.
+
+Resets: redis-py gives out no connection that the server has closed, but one that was reset, as a firewall or a proxy
+does after some idle minutes: asyncio notes that elsewhere. The next command would fail on it.
 
 TLS: redis-py makes a context for each connection. That takes 25 ms of CPU on the event loop, and after an outage a
 process opens dozens of connections.
@@ -21,6 +25,7 @@ from typing import Any, Final
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection, SSLConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 MOST_CONTEXTS: Final = 16
 """One for each set of options in use, and a few of certificates that were replaced."""
@@ -54,6 +59,12 @@ class SafeConnection(AbstractConnection):
             return [packed(args)]
         except TypeError:  # redis-py's error says what to do
             return list(super().pack_command(*args))
+
+    async def can_read(self) -> bool:
+        error = None if self._reader is None else self._reader.exception()
+        if error is not None:
+            raise RedisConnectionError(f"the connection was reset: {error}") from error
+        return await super().can_read()
 
     async def _connect(self) -> None:
         await super()._connect()  # type: ignore[safe-super, no-untyped-call]
@@ -104,7 +115,7 @@ class SharedTlsConnection(SSLConnection):
 
 
 def repair(pool: Any) -> None:
-    """Give a pool both repairs. Call it after the pool was made: the scheme of a URL overrides a given class."""
+    """Give a pool all repairs. Call it after the pool was made: the scheme of a URL overrides a given class."""
     if pool.connection_class is SSLConnection:
         pool.connection_class = SharedTlsConnection
     if not issubclass(pool.connection_class, SafeConnection):
