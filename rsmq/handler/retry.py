@@ -364,7 +364,7 @@ def decide_redelivery(attempts: int, policy: RetryPolicy) -> Bury | None:
     buried when it has *started* `max_attempts` times without an end, in the end with no other suspect beside it.
     """
     if attempts > policy.max_attempts:
-        return Bury(Reason.CRASHED, f"the process died {count(attempts - 1, 'time')} while it was being handled")
+        return Bury(Reason.CRASHED, f"while it ran, its worker died or lost its lease {count(attempts - 1, 'time')}")
     return None
 
 

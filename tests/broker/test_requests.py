@@ -410,4 +410,4 @@ async def test_a_request_that_has_killed_its_workers_too_often_ends_at_once(brok
                 async with broker.running():
                     await until(lambda: caught, "its caller has heard of it")
         assert await left(broker) == []
-    assert (caught[0].reason, caught[0].error) == ("crashed", "the process died 2 times while it was being handled")
+    assert (caught[0].reason, caught[0].error) == ("crashed", "while it ran, its worker died or lost its lease 2 times")

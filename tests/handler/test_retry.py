@@ -146,7 +146,9 @@ def test_policy_without_attempts_is_refused() -> None:
 def test_crash_allows_one_delivery_more_than_attempts() -> None:
     """The first delivery proves nothing, so a message is buried after `max_attempts` starts beyond it."""
     assert [decide_redelivery(attempts, POLICY) is not None for attempts in (1, 2, 3, 4)] == [False, False, False, True]
-    assert decide_redelivery(4, POLICY) == Bury(Reason.CRASHED, "the process died 3 times while it was being handled")
+    assert decide_redelivery(4, POLICY) == Bury(
+        Reason.CRASHED, "while it ran, its worker died or lost its lease 3 times"
+    )
 
 
 @given(st.integers(1, 20), st.integers(1, 20))

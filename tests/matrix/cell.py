@@ -19,10 +19,10 @@ LONGEST: Final = 900
 """Seconds that a cell may take."""
 KINDS: Final = {"Redis 8.2": "redis-8.2", "Valkey 8.1": "valkey-8.1", "Valkey 9.1": "valkey-9.1"}
 DEBIAN: Final = "Redis 7.0"
-WITHOUT_WAY: Final = ("test_guarantees", "test_conditions")
-"""They use no server or their own one, so the way does not matter ..."""
+WITHOUT_WAY: Final = ("test_guarantees", "test_conditions", "test_simulation")
+"""They use no server or their own one, so the way does not matter. `make test` runs them ..."""
 RUN_WITH: Final = ("test_conditions", "tcp")
-"""... but the server does, so they run with one way."""
+"""... but for these the server matters, so they run with one way."""
 FAULTS: Final = {
     "Redis Cluster: faults under load": "tests/cluster/test_faults.py",
     "Sentinel: failover under load": "tests/sentinel/test_failover.py",

@@ -278,7 +278,7 @@ def test_a_task_that_kills_its_workers_fails():
     assert (endings, result.status) == ([-signal.SIGKILL] * 2, TaskResultStatus.FAILED)
     assert result.finished_at is not None
     [error] = result.errors
-    assert (error.exception_class.__name__, "the process died" in error.traceback) == ("TaskGivenUp", True), error
+    assert (error.exception_class.__name__, "its worker died" in error.traceback) == ("TaskGivenUp", True), error
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) == 0
 
