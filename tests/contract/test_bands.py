@@ -20,7 +20,10 @@ from rsmq.model.layout import WITH_BANDS
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.streams import reset_group
 from tests.contract.witness import Witness, ask, lose_all, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
+
+pytestmark = steady_connections
 
 Make = Callable[..., Broker]
 BANDS = ("urgent", "normal", "bulk")

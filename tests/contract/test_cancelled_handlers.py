@@ -14,6 +14,7 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, Message, RetryPolicy
 from tests.contract.witness import Witness, dies, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 
 Act = Callable[[], Awaitable[None]]
@@ -124,6 +125,7 @@ def raw(broker: Broker, handle: Callable[[Any], Awaitable[None]], **options: Any
             await handle(payload["n"])
 
 
+@steady_connections
 @pytest.mark.parametrize("register", [single, batched, raw])
 @pytest.mark.parametrize("act", ACTS)
 async def test_pool_after_a_handler_was_cancelled_handles_the_others(
@@ -233,6 +235,7 @@ async def test_message_that_cancels_its_handler_each_time_becomes_a_dead_letter(
     assert letters[0].error == "CancelledError: the handler, or something that it awaited, was cancelled"
 
 
+@steady_connections
 async def test_time_out_that_a_handler_swallowed_is_not_the_reason_of_the_next_failure(broker: Broker) -> None:
     """The next message fails by itself, in the same task."""
 

@@ -16,7 +16,7 @@ from tenacity import RetryCallState, wait_fixed
 
 from rsmq import Broker, ConfigError, Message, Reject, Retry, RetryPolicy
 from rsmq.dlq import DeadLetter
-from tests.contract.witness import Witness, dies, settled
+from tests.contract.witness import Witness, dies, patient, settled
 from tests.patience import until
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.01))
@@ -142,6 +142,7 @@ def middleware(broker: Broker, error: BaseException, witness: Witness) -> None:
 WAYS = [plain_single, suspended, threaded, batch_of_one, outcomes, raw, dependency, middleware]
 
 
+@patient
 async def letter_of(broker: Broker) -> DeadLetter:
     """The one dead letter of the group."""
     topic = await broker.topics.find("t")

@@ -16,6 +16,7 @@ from rsmq import Broker, Message, Retry, RetryPolicy, Settings
 from rsmq.control import Cancelled
 from rsmq.model.partition import partition_for
 from tests.contract.witness import Witness, ask, dead, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 from tests.servers import Server
 
@@ -104,6 +105,7 @@ async def patient_until(broker: Broker, far: int) -> None:
             await asyncio.sleep(0.01)
 
 
+@steady_connections
 async def test_next_owner_goes_on_in_order_with_first_attempts(make_broker: Make, witness: Witness) -> None:
     """A worker is stopped with a backlog of ids; nothing of it counts as an attempt."""
     first = Hot(make_broker(prefetch=PREFETCH, partitions=1), witness)
@@ -139,6 +141,7 @@ async def test_lost_connection_takes_over_only_what_is_not_known(hot: Hot) -> No
     assert hot.order == list(range(10 * PREFETCH))
 
 
+@steady_connections
 async def test_bound_stops_only_the_partition_that_has_reached_it(make_broker: Make, witness: Witness) -> None:
     """The others are read on."""
     broker = make_broker(prefetch=PREFETCH, partitions=4, read_ahead=100)
@@ -304,6 +307,7 @@ async def test_memory_is_bounded_by_bytes_too(make_broker: Make, witness: Witnes
         await settled(broker, "t")
 
 
+@steady_connections
 async def test_parked_keys_do_not_stop_a_partition(make_broker: Make, witness: Witness) -> None:
     """However many: while memory is full only their ids are kept, and their bodies are read again when they are due."""
     broker = make_broker(prefetch=4, partitions=1, prefetch_bytes=20_000)

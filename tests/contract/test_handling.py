@@ -17,6 +17,7 @@ from pydantic import BaseModel
 import rsmq
 from rsmq import Broker, Message, RetryPolicy
 from tests.contract.witness import Witness, dies, letters_of, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 
 
@@ -128,6 +129,7 @@ async def test_process_handler_under_rsmq_worker_does_not_start_the_command_agai
     assert (tmp_path / "results").read_text() == "4\n"
 
 
+@steady_connections
 @pytest.mark.parametrize("line", ["asyncio.run(broker.run())", "broker.publish_sync('t', {'n': 3})"])
 async def test_process_handler_of_a_program_without_main_guard_fails_with_what_to_do(
     broker: Broker, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, line: str

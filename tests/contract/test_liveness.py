@@ -13,6 +13,7 @@ import pytest
 
 from rsmq import Broker
 from tests.contract.witness import Witness, ask, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 
 PATIENCE = (1, 3, 9)
@@ -26,6 +27,7 @@ def lost(*brokers: Broker) -> int:
     return sum(consumer.stats["lost"] for worker in workers if worker is not None for consumer in worker.consumers)
 
 
+@steady_connections
 @pytest.mark.parametrize(("is_thread", "distribution"), [(False, "hash"), (False, "shared"), (True, "hash")])
 async def test_a_slow_handler_keeps_its_messages(
     make_broker: Callable[..., Broker], is_thread: bool, distribution: Literal["hash", "shared"]

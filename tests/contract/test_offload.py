@@ -23,6 +23,7 @@ from rsmq.model import body as body_module
 from tests.codecs.stores import MemoryStore
 from tests.contract.test_codecs import FORMS, register
 from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 
 MakeBroker = Callable[..., Broker]
@@ -143,6 +144,7 @@ async def test_while_the_store_is_away_nothing_large_is_published(stored: MakeBr
             await broker.publish("t", b"x" * (64 * 2**20 + 1))
 
 
+@steady_connections
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_message_waits_while_the_store_is_away(
     stored: MakeBroker, store: MemoryStore, witness: Witness, form: str

@@ -17,6 +17,7 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerError, Message, NotJson, Reject, Retry, RetryPolicy
 from tests.contract.witness import Witness, add, ask, dead, dies, lanes, letters_of, patient, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.02))
@@ -249,6 +250,7 @@ def crash(order: dict[str, int]) -> None:
         os._exit(3)
 
 
+@steady_connections
 async def test_a_crash_in_a_process_of_its_own_is_a_failure(broker: Broker) -> None:
     """execution="process": the crash ends the process of the handler, not the member."""
     broker.handler("t", group="g", execution="process", concurrency=1, retry=QUICK)(crash)

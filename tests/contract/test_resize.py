@@ -28,7 +28,10 @@ from rsmq.redis.client.connector import Connector
 from rsmq.redis.layouts import change_layout
 from rsmq.redis.streams import ensure_groups, reset_group
 from tests.contract.witness import ask, dies
+from tests.matrix.way import steady_connections
 from tests.patience import until
+
+pytestmark = steady_connections
 
 Make = Callable[..., Broker]
 

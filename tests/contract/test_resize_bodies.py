@@ -14,7 +14,10 @@ from rsmq.codecs import Encrypt, Keyring, Offload
 from rsmq.control import Bodies
 from tests.codecs.stores import MemoryStore
 from tests.contract.witness import dies
+from tests.matrix.way import steady_connections
 from tests.patience import until
+
+pytestmark = steady_connections
 
 NOW = timedelta(0)
 LARGE = "x" * 2000

@@ -15,6 +15,7 @@ from rsmq import Broker, Message, Rate, RetryPolicy
 from rsmq.control import asking
 from tests.contract.test_flows import far_of
 from tests.contract.witness import Witness, settled
+from tests.matrix.way import steady_connections
 from tests.patience import PATIENCE, until
 
 Make = Callable[..., Broker]
@@ -100,6 +101,7 @@ async def test_tenants_share_by_weight(one: Broker, witness: Witness) -> None:
     assert served["gold"] == pytest.approx(450, abs=12)
 
 
+@steady_connections
 async def test_next_owner_serves_the_tenants_of_a_backlog_in_turn(make_broker: Make, witness: Witness) -> None:
     """A worker stops with ids; nothing of them counts as an attempt."""
     first = Shared(make_broker(prefetch=PREFETCH, partitions=1), witness, tenant=tenant)
