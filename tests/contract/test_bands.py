@@ -20,7 +20,7 @@ from rsmq.model.layout import WITH_BANDS
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.streams import reset_group
 from tests.contract.witness import Witness, ask, lose_all, settled
-from tests.matrix.way import steady_connections
+from tests.matrix.way import one_server, steady_connections
 from tests.patience import until
 
 pytestmark = steady_connections
@@ -317,6 +317,7 @@ async def test_order_per_key_holds_within_a_band_through_failures_reset_and_repl
             await until(lambda: len(set(handled)) == 24, "all are handled again")
 
 
+@one_server
 async def test_each_way_to_publish_takes_a_band(make_broker: Make) -> None:
     """Also delayed, with an id, a unique name or a schedule, as an output and as a request; an id is one message in the
     whole topic, and a message is found in its band."""

@@ -18,6 +18,7 @@ from rsmq.errors import Malformed, TooLarge
 from rsmq.model.encoding import Binding
 from rsmq.producer.batch import EntryEncoder
 from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
+from tests.matrix.way import one_server
 from tests.patience import until
 
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate(("k1", "k2", "k3"), 1)}
@@ -225,6 +226,7 @@ async def test_a_sealed_payload_belongs_to_its_message(coded: MakeCoded, witness
     assert witness.seen == [0]
 
 
+@one_server
 async def test_the_same_message_has_the_same_bytes(coded: MakeCoded) -> None:
     """`is_same` tells a repetition from another payload, also when both are compressed and encrypted."""
     async with coded("k1") as broker:

@@ -12,6 +12,7 @@ import pytest
 from rsmq import Broker, ConfigError, Message, MessageRef, Reject, Retry, RetryPolicy
 from rsmq.control import Cancelled
 from tests.contract.witness import ask, dies, settled
+from tests.matrix.way import one_server
 from tests.patience import until
 
 Make = Callable[..., Broker]
@@ -315,7 +316,7 @@ async def test_server_forgets_the_record_of_a_call_that_is_settled(broker: Broke
         assert set(await mail.records()) == {"k4"}
 
 
-@pytest.mark.parametrize("loss", ["reset", "flush", "waits"])
+@pytest.mark.parametrize("loss", ["reset", "flush", pytest.param("waits", marks=one_server)])
 async def test_windows_outlive_a_loss(broker: Broker, loss: str) -> None:
     """A reset begins them anew, after a FLUSHALL nothing is left, and lost times are noted again."""
     mail = Mail(broker)

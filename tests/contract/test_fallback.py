@@ -29,6 +29,7 @@ from rsmq.consumer.settling.settler import Settler
 from rsmq.model.message import MessageOrigin, becomes_dead
 from rsmq.redis.scripts import SETTLE_OUTPUTS
 from tests.contract.witness import PATIENCE, Witness, add, ask, dies, letters_of, settled
+from tests.matrix.way import one_server
 from tests.patience import until
 
 TWICE = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
@@ -172,6 +173,7 @@ async def test_a_call_that_takes_too_long_is_handed_on(broker: Broker) -> None:
         assert one.headers["fallback.reason"] == "timeout"
 
 
+@one_server
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
 async def test_what_killed_its_workers_is_handed_on(broker: Broker, distribution: Any) -> None:
     """Found pending after too many starts, it goes on as `crashed`; its handler does not run."""
@@ -374,6 +376,7 @@ async def test_the_band_goes_along_where_the_other_topic_has_it(broker: Broker) 
         assert bands == {b"urgent": "urgent", b"normal": "normal", b"bulk": "normal"}
 
 
+@one_server
 async def test_a_full_fallback_topic_holds_back_the_settlement(broker: Broker, witness: Witness) -> None:
     """Nothing is lost, the handler does not run again, and it goes on when there is room."""
 
@@ -469,6 +472,7 @@ async def test_next_message_of_a_key_waits_until_the_one_before_is_handed_on(
     assert [number for number, _ in of_ada] == (["0", "1", "1", "2"] if form.startswith("retry") else ["0", "1", "2"])
 
 
+@one_server
 async def test_a_lost_reply_hands_on_once(broker: Broker, monkeypatch: Any) -> None:
     """The call is sent again."""
     failing(broker, "key", fallback="sms")

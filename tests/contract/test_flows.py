@@ -16,7 +16,7 @@ from rsmq import Broker, Message, Retry, RetryPolicy, Settings
 from rsmq.control import Cancelled
 from rsmq.model.partition import partition_for
 from tests.contract.witness import Witness, ask, dead, settled
-from tests.matrix.way import steady_connections
+from tests.matrix.way import one_server, steady_connections
 from tests.patience import until
 from tests.servers import Server
 
@@ -123,6 +123,7 @@ async def test_next_owner_goes_on_in_order_with_first_attempts(make_broker: Make
     assert set(second.attempts) == {1}
 
 
+@one_server
 async def test_lost_connection_takes_over_only_what_is_not_known(hot: Hot) -> None:
     """The reader is ended while ids wait: nothing starts twice, nothing out of order."""
     async with hot.broker.running():

@@ -12,6 +12,7 @@ from rsmq import Broker, BrokerUnavailable, Burial, ConfigError, Message, Reject
 from rsmq.consumer.settling.settler import Settler
 from rsmq.redis.scripts import SETTLE_OUTPUTS
 from tests.contract.witness import Witness, add, dies, letters_of, settled
+from tests.matrix.way import one_server
 
 TWICE = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
 
@@ -121,6 +122,7 @@ async def stored(broker: Broker, name: str) -> list[Any]:
     return [entry for key in keys for entry in await broker.client.execute_command("XRANGE", key, "-", "+")]
 
 
+@one_server
 async def test_a_lost_reply_to_the_burial_stores_everything_once(broker: Broker, monkeypatch: Any) -> None:
     """The call is sent again: one dead letter, one output."""
 

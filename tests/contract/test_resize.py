@@ -25,7 +25,7 @@ from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.model.partition import partition_for
 from rsmq.redis.client.connector import Connector
-from rsmq.redis.layouts import change_layout
+from rsmq.redis.layouts import change_layout, numbers_beside
 from rsmq.redis.streams import ensure_groups, reset_group
 from tests.contract.witness import ask, dies
 from tests.matrix.way import steady_connections
@@ -806,7 +806,8 @@ async def test_a_member_that_joins_while_its_topic_grows_knows_the_new_partition
     async def join_late(self: Heartbeat, *args: Any, **options: Any) -> None:
         if not added:
             topic = await broker.topics.existing("orders")
-            wanted = topic.layout.with_partitions(2)
+            choose = numbers_beside(broker.keys, "orders") if broker.client.is_cluster else None
+            wanted = topic.layout.with_partitions(2, choose)
             added.append(await change_layout(broker.client, broker.keys, "orders", topic.layout, wanted))
             assert broker.worker is not None
             await broker.worker.consumers[0].follow()

@@ -15,6 +15,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.model.clock import epoch_ms
 from rsmq.redis.streams import reset_group
 from tests.contract.witness import Witness, ask, dies, letters_of, settled
+from tests.matrix.way import one_server
 from tests.patience import until
 
 Make = Callable[..., Broker]
@@ -271,7 +272,7 @@ def far(broker: Broker) -> int:
     return sum(consumer.queue.far(consumer.lanes.values()) for consumer in consumers)
 
 
-@pytest.mark.parametrize("loss", ["reset", "flush", "waits"])
+@pytest.mark.parametrize("loss", ["reset", "flush", pytest.param("waits", marks=one_server)])
 async def test_what_waits_for_a_time_outlives_a_loss(broker: Broker, witness: Witness, loss: str) -> None:
     """A reset of the group asks the rule again, after FLUSHALL nothing is left; lost times are asked about anew."""
     night = Night(broker, witness)

@@ -150,6 +150,11 @@ steady_connections = pytest.mark.skipif(
     reason="counts starts, which a member repeats that others may take for dead, or calls what an operator calls again",
 )
 """For a test that does not hold where connections break all the time."""
+one_server = pytest.mark.skipif(
+    os.environ.get(WAY) == "Redis Cluster",
+    reason="asks one server, or for what is done there in one step: on a cluster it is done in several",
+)
+"""For a test of what a cluster does in another way; what it does is tested in tests/cluster."""
 
 
 @contextmanager
