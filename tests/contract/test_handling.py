@@ -103,6 +103,7 @@ def square(order: dict[str, int], message: Message) -> None:
         file.write(f"{order['n'] ** 2}\n")
 
 
+@steady_connections
 async def test_a_process_handler_gets_payload_and_message(broker: Broker, tmp_path: Any) -> None:
     """execution="process": payload and message are sent to the process."""
     broker.handler("t", group="g", execution="process", concurrency=1)(square)
@@ -114,6 +115,7 @@ async def test_a_process_handler_gets_payload_and_message(broker: Broker, tmp_pa
     assert results.read_text().split() == ["0", "1", "4", "9"]
 
 
+@steady_connections
 async def test_process_handler_under_rsmq_worker_does_not_start_the_command_again(
     broker: Broker, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

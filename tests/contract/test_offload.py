@@ -628,6 +628,7 @@ async def test_a_tick_of_a_schedule_may_be_large(stored: MakeBroker, store: Memo
     assert all(fields[-1].decode() in store.names for _, fields in entries)
 
 
+@steady_connections
 async def test_a_handler_in_another_process_gets_a_large_payload(stored: MakeBroker, tmp_path: Path) -> None:
     """Larger than any entry may be."""
     broker = stored(codecs=True)

@@ -840,10 +840,12 @@ async def test_a_layout_that_the_server_has_lost_is_written_again(make_broker: M
 
 @pytest.mark.parametrize("partitions", [1, 8])
 async def test_what_publishers_store_after_a_resized_topic_was_deleted_goes_to_the_next_one(
-    make_broker: Make, partitions: int
+    make_broker: Make, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not know of the end for ten seconds. The next topic has other partitions than they know: its workers
-    look there, also for what is delayed, unique or has an id."""
+    """They do not know of the end for ten seconds, here for an hour: over a slow line the deletion takes longer. The
+    next topic has other partitions than they know: its workers look there, also for what is delayed, unique or has an
+    id."""
+    monkeypatch.setattr("rsmq.redis.topics.FRESH_SECONDS", 3600.0)
     publisher, outside, worker, handled = make_broker(), make_broker(), make_broker(), set[int]()
 
     @worker.handler("orders", group="g", partitions=partitions)

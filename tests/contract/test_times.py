@@ -15,7 +15,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.model.clock import epoch_ms
 from rsmq.redis.streams import reset_group
 from tests.contract.witness import Witness, ask, dies, letters_of, settled
-from tests.matrix.way import one_server
+from tests.matrix.way import one_server, steady_connections
 from tests.patience import until
 
 Make = Callable[..., Broker]
@@ -235,6 +235,7 @@ async def test_error_of_a_rule_is_a_failed_attempt(broker: Broker, witness: Witn
     assert witness.seen == ["fine"]
 
 
+@steady_connections
 @pytest.mark.parametrize("ordering", ["key", "none"])
 async def test_many_messages_that_wait_for_a_time_hold_up_no_others(
     make_broker: Make, witness: Witness, ordering: str

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from xml.etree import ElementTree
 
-from tests.matrix.way import WAY
+from tests.matrix.way import BREAKING, WAY
 from tests.servers import binary
 
 ROOT: Final = Path(__file__).parents[2]
@@ -97,9 +97,10 @@ def suite(way: str) -> list[str]:
     """The arguments of pytest."""
     if way in FAULTS:
         return [FAULTS[way]]
+    again = ("--reruns", "3", "--only-rerun", "BrokerUnavailable") if way in BREAKING else ()
     ignored = (f"--ignore=tests/contract/{name}.py" for name in WITHOUT_WAY if (name, way) != RUN_WITH)
     # two processes, each with its own server; a longer timeout, because they share the machine
-    return ["tests/contract", "-n", "2", "--dist", "loadgroup", "--timeout=400", *ignored]
+    return ["tests/contract", "-n", "2", "--dist", "loadgroup", "--timeout=400", *again, *ignored]
 
 
 def read(result: Result, report: Path) -> None:
