@@ -18,6 +18,7 @@ from rsmq import Broker, Letter, Retry, Session, SessionTaken
 from tests import forks
 from tests.contract.inbox_process import TOPIC
 from tests.contract.witness import dies, letters_of, patient
+from tests.matrix.way import steady_connections
 from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +139,7 @@ async def exhaust(session: Session) -> None:
         await anext(session)
 
 
+@steady_connections
 async def test_a_device_that_comes_and_goes(
     make_broker: Callable[..., Broker], start: Start, tmp_path: Path, prefix: str
 ) -> None:

@@ -181,6 +181,7 @@ async def test_tenants_whose_provider_is_used_up_take_its_starts_in_turn(one: Br
     await asyncio.sleep(0)
 
 
+@steady_connections
 async def test_what_waits_for_a_rate_is_seen_everywhere(
     one: Broker, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

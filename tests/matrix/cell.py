@@ -33,7 +33,7 @@ PATHS: Final = ("/usr/bin/redis-server", "/usr/local/bin/redis-server")
 
 @dataclass
 class Result:
-    """The result of a cell. `failed`: the names of tests; `trouble`: why there is no result."""
+    """The result of a cell. `failed`: the names of tests; `trouble`: why there is no result; `measured`: the day."""
 
     server: str
     way: str
@@ -41,6 +41,7 @@ class Result:
     failed: list[str] = field(default_factory=list)
     seconds: float = 0.0
     trouble: str = ""
+    measured: str = ""
 
     @property
     def total(self) -> int:
@@ -104,12 +105,15 @@ def suite(way: str) -> list[str]:
 
 
 def read(result: Result, report: Path) -> None:
-    """Count the test cases of the report."""
+    """Count the test cases of the report. One that was run again is there several times, in the order of its runs."""
+    ends: dict[str, ElementTree.Element] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         result.seconds += float(case.get("time", 0))
+        ends[f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"] = case
+    for name, case in ends.items():
         if case.find("skipped") is not None:
             continue
         if case.find("failure") is None and case.find("error") is None:
             result.passed += 1
         else:
-            result.failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}")
+            result.failed.append(name)

@@ -16,10 +16,16 @@ DATA: Final = ROOT / "tests" / "matrix" / "results.json"
 
 
 def table(results: Sequence[Result], versions: Mapping[str, str]) -> str:
-    """Way × server: how many contract tests passed, of how many; and the names of the failed ones."""
-    ways, servers = list(dict.fromkeys(each.way for each in results)), list(versions)
-    by_cell = {(each.way, each.server): str(each) for each in results}
+    """Way × server: how many contract tests passed, of how many, and on which day if not on the last one; and the names
+    of the failed ones."""
+    ways, servers, last = list(dict.fromkeys(each.way for each in results)), list(versions), last_day(results)
+    by_cell = {
+        (each.way, each.server): str(each) if each.measured == last else f"{each}, on {each.measured}"
+        for each in results
+    }
     lines = [
+        f"Measured on {last}, where no other day is given.",
+        "",
         "| way | " + " | ".join(versions[server] for server in servers) + " |",
         "|---|" + "--:|" * len(servers),
         *(f"| {way} | " + " | ".join(by_cell.get((way, server), "–") for server in servers) + " |" for way in ways),
@@ -30,6 +36,11 @@ def table(results: Sequence[Result], versions: Mapping[str, str]) -> str:
         if each.failed
     ]
     return "\n".join(lines + (["", "Failed:", "", *failed] if failed else ["", "No test failed."]))
+
+
+def last_day(results: Sequence[Result]) -> str:
+    """On which the newest of them was measured."""
+    return max(each.measured for each in results)
 
 
 def remember(result: Result, versions: Mapping[str, str]) -> list[Result]:
@@ -50,5 +61,4 @@ def last_version(server: str) -> str:
 
 def write(results: Sequence[Result], versions: Mapping[str, str]) -> None:
     """Replace the table of the page."""
-    measured = datetime.now(UTC).strftime("%Y-%m-%d")
-    rewrite(PAGE, "matrix", f"Measured on {measured}.\n\n{table(results, versions)}")
+    rewrite(PAGE, "matrix", table(results, versions))
