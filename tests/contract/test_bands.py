@@ -19,7 +19,7 @@ from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.model.layout import WITH_BANDS
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.streams import reset_group
-from tests.contract.witness import Witness, ask, lose_all, settled
+from tests.contract.witness import Witness, ask, cut_connections, lose_all, settled
 from tests.matrix.way import one_server, steady_connections
 from tests.patience import until
 
@@ -194,7 +194,7 @@ async def lose_bands(broker: Broker, publisher: Broker) -> None:
     """A failover: the layout of `sms` and the partition of its band are lost, and so is the connection."""
     await ask(broker, "HDEL", broker.keys.topic("sms"), "layout")
     await ask(broker, "DEL", broker.keys.stream("sms", 1))
-    await ask(publisher, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await cut_connections(publisher)
 
 
 async def test_publisher_writes_a_lost_layout_again_before_it_publishes(make_broker: Make) -> None:

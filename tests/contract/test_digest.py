@@ -11,8 +11,7 @@ import pytest
 
 from rsmq import Broker, ConfigError, Message, MessageRef, Reject, Retry, RetryPolicy
 from rsmq.control import Cancelled
-from tests.contract.witness import ask, dies, settled
-from tests.matrix.way import one_server
+from tests.contract.witness import ask, cut_connections, dies, settled
 from tests.patience import until
 
 Make = Callable[..., Broker]
@@ -316,7 +315,7 @@ async def test_server_forgets_the_record_of_a_call_that_is_settled(broker: Broke
         assert set(await mail.records()) == {"k4"}
 
 
-@pytest.mark.parametrize("loss", ["reset", "flush", pytest.param("waits", marks=one_server)])
+@pytest.mark.parametrize("loss", ["reset", "flush", "waits"])
 async def test_windows_outlive_a_loss(broker: Broker, loss: str) -> None:
     """A reset begins them anew, after a FLUSHALL nothing is left, and lost times are noted again."""
     mail = Mail(broker)
@@ -337,7 +336,7 @@ async def test_windows_outlive_a_loss(broker: Broker, loss: str) -> None:
             await mail.publish("a2")
         else:
             await ask(broker, "DEL", mail.waits_key)
-            await ask(broker, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await cut_connections(broker)
         await mail.wait_for_windows(1)
         await mail.wait_for_counts(0, 0)
         assert mail.calls == []

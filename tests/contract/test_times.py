@@ -14,8 +14,8 @@ from rsmq.control import Cancelled
 from rsmq.inspector.observer import Observer
 from rsmq.model.clock import epoch_ms
 from rsmq.redis.streams import reset_group
-from tests.contract.witness import Witness, ask, dies, letters_of, settled
-from tests.matrix.way import one_server, steady_connections
+from tests.contract.witness import Witness, ask, cut_connections, dies, letters_of, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 
 Make = Callable[..., Broker]
@@ -273,7 +273,7 @@ def far(broker: Broker) -> int:
     return sum(consumer.queue.far(consumer.lanes.values()) for consumer in consumers)
 
 
-@pytest.mark.parametrize("loss", ["reset", "flush", pytest.param("waits", marks=one_server)])
+@pytest.mark.parametrize("loss", ["reset", "flush", "waits"])
 async def test_what_waits_for_a_time_outlives_a_loss(broker: Broker, witness: Witness, loss: str) -> None:
     """A reset of the group asks the rule again, after FLUSHALL nothing is left; lost times are asked about anew."""
     night = Night(broker, witness)
@@ -293,7 +293,7 @@ async def test_what_waits_for_a_time_outlives_a_loss(broker: Broker, witness: Wi
             await night.publish("second", "ada")
         else:
             await ask(broker, "DEL", broker.keys.waits("t", 0, "g"))
-            await ask(broker, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await cut_connections(broker)
         with anyio.fail_after(30):
             while [*(await night.waits()).values()] != [float(epoch_ms(TOMORROW))]:
                 await anyio.sleep(0.01)

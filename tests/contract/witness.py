@@ -54,6 +54,12 @@ async def ask(broker: Broker, *command: Any) -> Any:
     return await broker.client.execute_command(*command)
 
 
+async def cut_connections(broker: Broker) -> None:
+    """End all connections but those of the test itself, on a cluster at each node."""
+    for node in broker.client.nodes:
+        await node.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
 async def lose_all(broker: Broker) -> None:
     """Delete all keys under the prefix, with no more rights than rsmq itself has: at once, on a cluster one by one."""
     client, lost = broker.client, list[bytes]()
