@@ -29,7 +29,7 @@ from rsmq.consumer.settling.settler import Settler
 from rsmq.model.message import MessageOrigin, becomes_dead
 from rsmq.redis.scripts import SETTLE_OUTPUTS
 from tests.contract.witness import PATIENCE, Witness, add, ask, dies, letters_of, settled
-from tests.matrix.way import one_server
+from tests.matrix.way import one_server, steady_connections
 from tests.patience import until
 
 TWICE = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
@@ -173,6 +173,7 @@ async def test_a_call_that_takes_too_long_is_handed_on(broker: Broker) -> None:
         assert one.headers["fallback.reason"] == "timeout"
 
 
+@steady_connections
 @one_server
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
 async def test_what_killed_its_workers_is_handed_on(broker: Broker, distribution: Any) -> None:
