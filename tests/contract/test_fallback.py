@@ -86,6 +86,7 @@ def failing(broker: Broker, form: str, **options: Any) -> None:
             raise error
 
 
+@steady_connections
 @pytest.mark.parametrize("form", ["key", "none", "batch", "shared"])
 async def test_a_message_that_failed_for_good_is_handed_on(broker: Broker, witness: Witness, form: str) -> None:
     """Its bytes, type, key, headers and expiry go along under a new id; there is no dead letter, and no `on_dead`."""

@@ -147,7 +147,7 @@ BREAKING: Final = ("proxy: cuts", "proxy: lost replies", "proxy: black holes")
 """Ways over which each connection breaks about once a second."""
 steady_connections = pytest.mark.skipif(
     os.environ.get(WAY) in BREAKING,
-    reason="counts starts, which a member repeats that others may take for dead, or calls what an operator calls again",
+    reason="counts starts, or ends that a lost answer hides, or makes calls that an operator makes again",
 )
 """For a test that does not hold where connections break all the time."""
 one_server = pytest.mark.skipif(
