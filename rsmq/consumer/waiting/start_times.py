@@ -29,13 +29,16 @@ class StartTimes:
 
     def now_ms(self) -> int:
         """The server's time, in ms since 1970; a test that moves the clock does not move the server's."""
-        return self._clock.now_ms() - round(1000 * self._clock.moved)
+        return self._clock.now_ms() - self._moved_ms
+
+    @property
+    def _moved_ms(self) -> int:
+        return round(1000 * self._clock.moved)
 
     def due_ms(self, message: Message) -> int | None:
         """When a message may start, in ms since 1970 by the server's clock; None: now, or its call fails with the
         error of the rule."""
-        now_ms = self.now_ms()
-        moved_ms = self._clock.now_ms() - now_ms
+        now_ms, moved_ms = self.now_ms(), self._moved_ms
         try:
             due = self._until(message, from_epoch_ms(now_ms + moved_ms))
             if due is None:
