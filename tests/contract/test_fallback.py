@@ -378,6 +378,7 @@ async def test_the_band_goes_along_where_the_other_topic_has_it(broker: Broker) 
         assert bands == {b"urgent": "urgent", b"normal": "normal", b"bulk": "normal"}
 
 
+@steady_connections
 @one_server
 async def test_a_full_fallback_topic_holds_back_the_settlement(broker: Broker, witness: Witness) -> None:
     """Nothing is lost, the handler does not run again, and it goes on when there is room."""

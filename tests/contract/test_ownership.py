@@ -148,10 +148,10 @@ async def test_a_batch_with_one_lost_partition_is_cancelled(broker: Broker, witn
             found = await patient(broker.topics.find)("t")
             assert found is not None
             kept = await ask(broker, "XRANGE", broker.keys.stream("t", 1 - lost), "-", "+")
-            await until(lambda: len(witness.seen) == len(kept), "the other partition goes on")
+            await until(lambda: len(set(witness.seen)) == len(kept), "the other partition goes on")
             assert {partition for partition, _ in witness.seen} == {1 - lost}
             await ask(broker, "HSET", broker.keys.lease("t", lost, "g"), "until_ms", 0)
-            await until(lambda: len(witness.seen) == 40, "the lost partition too, when it is free")
+            await until(lambda: len(set(witness.seen)) == 40, "the lost partition too, when it is free")
             await settled(broker, "t")
 
 
