@@ -10,6 +10,7 @@ import pytest
 from rsmq import Broker, Message, Retry
 from rsmq.model.message import becomes_dead
 from tests.contract.witness import Witness, add, ask, dies, letters_of, settled
+from tests.matrix.way import steady_connections
 from tests.patience import until
 
 PAST = "1"
@@ -59,6 +60,7 @@ async def test_an_expired_message_is_dropped_or_dead(broker: Broker, witness: Wi
     assert len(witness.seen) == 4
 
 
+@steady_connections
 @pytest.mark.parametrize("form", ["key", "none", "batch"])
 async def test_a_message_that_waits_for_its_retry_expires(broker: Broker, witness: Witness, form: str) -> None:
     """It does not wait for the retry, and the next of its key starts."""

@@ -73,6 +73,7 @@ def hot(few: Broker, witness: Witness) -> Hot:
     return Hot(few, witness)
 
 
+@steady_connections
 async def test_other_keys_of_the_partition_are_handled_while_a_key_has_a_backlog(hot: Hot) -> None:
     """However much of one key waits: twenty times what fits into memory."""
     async with hot.broker.running():

@@ -325,6 +325,7 @@ async def test_what_a_dying_message_publishes_waits_for_the_store(
             await dies(broker, "t", "g", 1)
 
 
+@steady_connections
 async def test_a_message_on_its_way_to_a_fallback_waits_for_its_body(
     stored: MakeBroker, store: MemoryStore, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,6 +317,7 @@ async def test_a_key_of_a_wrong_type_does_not_end_the_worker(
     assert sorted(reason for reason, _ in letters) == ["malformed", "rejected"]
 
 
+@steady_connections
 async def test_a_foreign_entry_with_the_highest_id_is_handled_and_the_error_says_how_to_go_on(
     make_broker: Callable[..., Broker], witness: Witness
 ) -> None:

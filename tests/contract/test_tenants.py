@@ -88,6 +88,7 @@ async def test_order_per_key_wins_where_messages_of_a_key_name_several_tenants(o
         assert [each for each in witness.seen if each in set(of_key)] == of_key
 
 
+@steady_connections
 async def test_tenants_share_by_weight(one: Broker, witness: Witness) -> None:
     """While both have a backlog."""
     shared = Shared(one, witness, tenant=tenant, weights={"gold": 3})

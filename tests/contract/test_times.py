@@ -77,6 +77,7 @@ class Night:
         return status.state
 
 
+@steady_connections
 async def test_message_that_may_not_start_yet_waits_with_a_count_of_0_and_its_key_with_it(
     broker: Broker, witness: Witness
 ) -> None:
@@ -196,7 +197,7 @@ async def test_retry_that_comes_due_in_quiet_hours_waits_and_keeps_its_count(bro
     """The second attempt of a message waits for its time."""
     rule = Rule()
     rule.is_night = False
-    night = Night(broker, witness, rule, retry=RetryPolicy(max_attempts=2))
+    night = Night(broker, witness, rule, retry=RetryPolicy(max_attempts=2, wait=lambda _: 3600.0))
 
     async with broker.running():
         ref = await broker.publish("t", "bad", key="ada", headers={"sleep": "1"})
@@ -342,6 +343,7 @@ async def test_rule_without_read_ahead_is_refused(make_broker: Make) -> None:
             pass
 
 
+@steady_connections
 async def test_what_waits_for_a_time_is_erased_with_its_key(broker: Broker, witness: Witness) -> None:
     """Nothing of the person is left, and others go on."""
     night = Night(broker, witness)
