@@ -154,7 +154,7 @@ one_server = pytest.mark.skipif(
     os.environ.get(WAY) == "Redis Cluster",
     reason="asks one server, or for what is done there in one step: on a cluster it is done in several",
 )
-"""For a test of what a cluster does in another way; what it does is tested in tests/cluster."""
+"""For a test of what a cluster does in another way. What it does with outputs and full topics is in tests/cluster."""
 
 
 @contextmanager
