@@ -12,12 +12,16 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
+from uvicorn.config import WS_PROTOCOLS
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from rsmq import Broker, Settings
 from rsmq.asgi import lifespan, relay
 from tests.web import served
+
+WEBSOCKETS = "websockets-sansio" if "websockets-sansio" in WS_PROTOCOLS else "websockets"
+"""As uvicorn speaks them; the second one is the older way."""
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +42,7 @@ async def gateway(broker: Broker, **options: Any) -> AsyncIterator[str]:
         await relay(websocket, own, websocket.path_params["phone"], **options)
 
     app = Starlette(routes=[WebSocketRoute("/{phone}", serve)], lifespan=lifespan(own))
-    async with served(app, ws="websockets-sansio") as address:
+    async with served(app, ws=WEBSOCKETS) as address:
         yield f"ws://{address}"
 
 
